@@ -17,7 +17,7 @@
 //!            alloc,2,512,0,step,activations\n\
 //!            free,2,0,0,step,\n";
 //! let trace = Trace::read(csv.as_bytes())?;
-//! assert_eq!(trace.events().len(), 3);
+//! assert_eq!(trace.operations().len(), 3);
 //! assert_eq!(trace.peak_live_bytes(), 1536);
 //! # Ok::<(), lastref_snapshot::trace::TraceError>(())
 //! ```
