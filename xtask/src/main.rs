@@ -1,1 +1,90 @@
-fn main() {}
+//! The project's chores, one command each: `cargo xtask demo | test | bench | lint | docs`.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`steps`] | named steps: announced, timed, counted, stopped at the first that fails |
+//! | [`command`] | one child process: its line is shown, its failure is an error |
+//! | [`workspace`] | where things are: root, target folder, members and their manifests |
+//! | [`suite`] | which steps `test`, `test --all`, `lint` and `docs` consist of |
+//! | [`rules`] | what the sources must obey: arrows between crates, unsafe files, text |
+//! | [`python`] | the environment of our own, the wheel, the Python tests |
+//! | [`traces`] | where allocation traces are, and what replaying them must give |
+//!
+//! Nothing here is shared with the shipped crates: xtask calls what a user would call.
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::print_stdout,
+    reason = "a command for people: its report goes to stdout"
+)]
+
+mod command;
+mod python;
+mod rules;
+mod steps;
+mod suite;
+mod traces;
+mod workspace;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::command::cargo;
+use crate::steps::Steps;
+use crate::workspace::Workspace;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "The project's chores")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run the demonstration, as `cargo run --release -- demo` does
+    Demo,
+    /// Run what a change must pass: Rust, examples, the Python package
+    Test {
+        /// Add what is slow: lints, features, loom, traces, packaging; what CI runs
+        #[arg(long)]
+        all: bool,
+    },
+    /// Replay every trace and print one table
+    Bench {
+        /// Print the reports as JSON instead
+        #[arg(long)]
+        json: bool,
+        /// The traces to replay [default: all there are]
+        traces: Vec<PathBuf>,
+    },
+    /// Formatting, clippy, the rules of this workspace, licences
+    Lint,
+    /// Build the documentation; a warning is an error
+    Docs,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
+    let workspace = Workspace::load()?;
+    match task {
+        Task::Demo => cargo(&workspace)
+            .args(["run", "--release", "--", "demo"])
+            .run(),
+        Task::Test { all } => Steps::run(|steps| suite::test(&workspace, steps, all)),
+        Task::Bench { json, traces } => traces::bench(&workspace, &traces, json),
+        Task::Lint => Steps::run(|steps| suite::lint(&workspace, steps)),
+        Task::Docs => Steps::run(|steps| suite::docs(&workspace, steps)),
+    }
+}

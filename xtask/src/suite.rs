@@ -1,0 +1,262 @@
+//! Which steps `test`, `test --all`, `lint` and `docs` consist of.
+
+use anyhow::{Context, Result, ensure};
+
+use crate::command::{cargo, command};
+use crate::python::{Environment, Profile};
+use crate::rules;
+use crate::steps::Steps;
+use crate::traces;
+use crate::workspace::Workspace;
+
+/// The size of the simulated GPU in examples.
+const SIMULATED: &str = "8GiB";
+
+/// Built by maturin and tested from Python; cargo would link it against an interpreter.
+const PYTHON_CRATE: &str = "lastref-python";
+
+/// What a change must pass, and with `all` what is slow as well.
+pub(crate) fn test(workspace: &Workspace, steps: &mut Steps, all: bool) -> Result<()> {
+    if all {
+        lint(workspace, steps)?;
+    }
+    quick(workspace, steps)?;
+    if all {
+        slow(workspace, steps)?;
+    }
+    Ok(())
+}
+
+/// Formatting, clippy, the rules, licences.
+pub(crate) fn lint(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
+    steps.step("formatting", || {
+        cargo(workspace).args(["fmt", "--all", "--check"]).run()
+    })?;
+    steps.step("Cargo.lock fits the manifests", || {
+        cargo(workspace)
+            .args(["metadata", "--locked", "--format-version", "1"])
+            .stdout()
+            .map(drop)
+    })?;
+    for (name, check) in rules::RULES {
+        steps.step(name, || check(workspace))?;
+    }
+    if cargo(workspace).args(["deny", "--version"]).works() {
+        steps.step("licences, sources and bans of dependencies", || {
+            cargo(workspace)
+                .args([
+                    "deny",
+                    "--all-features",
+                    "check",
+                    "bans",
+                    "licenses",
+                    "sources",
+                ])
+                .run()
+        })?;
+    } else {
+        steps.skip(
+            "licences, sources and bans of dependencies",
+            "needs cargo-deny (`cargo install cargo-deny --locked`)",
+        );
+    }
+    steps.step("clippy", || {
+        cargo(workspace)
+            .args(["clippy", "--workspace", "--all-targets", "--all-features"])
+            .args(["--", "--deny", "warnings"])
+            .run()
+    })
+}
+
+/// The documentation builds without a warning.
+pub(crate) fn docs(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
+    steps.step("documentation", || {
+        cargo(workspace)
+            .args(["doc", "--workspace", "--no-deps", "--all-features"])
+            .env("RUSTDOCFLAGS", "--deny warnings")
+            .run()
+    })
+}
+
+fn quick(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
+    steps.step("Rust tests", || {
+        let runner = if cargo(workspace).args(["nextest", "--version"]).works() {
+            cargo(workspace).args(["nextest", "run"])
+        } else {
+            // Doctests are the next step, for both runners.
+            cargo(workspace).args(["test", "--lib", "--bins", "--tests"])
+        };
+        runner
+            .args(["--workspace", "--exclude", PYTHON_CRATE])
+            .run()
+    })?;
+    steps.step("doctests", || {
+        cargo(workspace)
+            .args(["test", "--doc", "--workspace", "--exclude", PYTHON_CRATE])
+            .run()
+    })?;
+    steps.step("Rust examples", || rust_examples(workspace))?;
+
+    let mut environment = None;
+    steps.step("Python environment", || {
+        environment = Some(Environment::for_tests(workspace)?);
+        Ok(())
+    })?;
+    let environment = environment.context("the step before made it")?;
+    steps.step("Python wheel", || {
+        let wheel = environment.build_wheel(workspace, Profile::Dev)?;
+        environment.install(workspace, &wheel)
+    })?;
+    steps.step("Python tests", || {
+        environment
+            .python(workspace)
+            .args(["-m", "pytest", "python/tests"])
+            .env("PYTHONDEVMODE", "1")
+            .run()
+    })?;
+    steps.step("Python examples", || {
+        let example = "python/examples/reassign.py";
+        let simulated = environment
+            .python(workspace)
+            .args([example])
+            .env("LASTREF_SIM", SIMULATED)
+            .stdout()?;
+        expect_lines(&simulated, &["True", "False"])?;
+        let without = environment.python(workspace).args([example]).stdout()?;
+        expect_lines(&without, &["False", "False"])
+    })?;
+    steps.step("the command `lastref` that the wheel brings", || {
+        let said = environment
+            .program(workspace, "lastref")
+            .args(["demo"])
+            .stdout()?;
+        ensure!(!said.trim().is_empty(), "`lastref demo` said nothing");
+        Ok(())
+    })
+}
+
+/// Builds and runs every example; the one that the README shows must print what the README says.
+fn rust_examples(workspace: &Workspace) -> Result<()> {
+    cargo(workspace)
+        .args([
+            "build",
+            "--workspace",
+            "--exclude",
+            PYTHON_CRATE,
+            "--examples",
+        ])
+        .run()?;
+    for package in workspace.members() {
+        for target in package.targets.iter().filter(|target| target.is_example()) {
+            let program = workspace.target.join("debug/examples").join(&target.name);
+            let simulated = command(workspace, &program)
+                .env("LASTREF_SIM", SIMULATED)
+                .stdout()?;
+            if target.name == "01-reassign" {
+                expect_lines(&simulated, &["true", "false"])?;
+                let without = command(workspace, &program).stdout()?;
+                expect_lines(&without, &["false", "false"])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn expect_lines(said: &str, expected: &[&str]) -> Result<()> {
+    let said: Vec<&str> = said.lines().collect();
+    ensure!(said == expected, "printed {said:?}, expected {expected:?}");
+    Ok(())
+}
+
+fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
+    docs(workspace, steps)?;
+    steps.step("feature combinations", || feature_combinations(workspace))?;
+    steps.step("loom: every interleaving of the protocols", || {
+        cargo(workspace)
+            .args([
+                "test",
+                "--package",
+                "lastref-alloc",
+                "--test",
+                "loom",
+                "--release",
+            ])
+            // The flag is for every crate: built beside the rest, each run would rebuild the other.
+            .args(["--target-dir"])
+            .args([workspace.target.join("loom")])
+            .env("RUSTFLAGS", "--cfg loom")
+            .run()
+    })?;
+    steps.step("the demonstration, as the README runs it", || {
+        let said = cargo(workspace)
+            .args(["run", "--release", "--", "demo"])
+            .stdout()?;
+        ensure!(!said.trim().is_empty(), "the demonstration said nothing");
+        Ok(())
+    })?;
+    steps.step("replay of every trace, contents checked", || {
+        traces::build(workspace)?;
+        traces::verify(workspace)
+    })?;
+    steps.step("packages of the library crates", || {
+        let mut package = cargo(workspace).args(["package", "--allow-dirty"]);
+        for member in workspace.published() {
+            package = package.args(["--package", member.name.as_str()]);
+        }
+        package.run()
+    })?;
+    steps.step("the shipped wheel in a clean environment", || {
+        let tools = Environment::for_tests(workspace)?;
+        let wheel = tools.build_wheel(workspace, Profile::Release)?;
+        let clean = Environment::clean(workspace)?;
+        clean.install(workspace, &wheel)?;
+        let said = clean
+            .program(workspace, "lastref")
+            .args(["demo"])
+            .stdout()?;
+        ensure!(!said.trim().is_empty(), "`lastref demo` said nothing");
+        Ok(())
+    })?;
+    if command(workspace, "valgrind").args(["--version"]).works() {
+        steps.step("valgrind on the first example", || valgrind(workspace))
+    } else {
+        steps.skip(
+            "valgrind on the first example",
+            "needs valgrind (`apt-get install valgrind`)",
+        );
+        Ok(())
+    }
+}
+
+/// No memory error and nothing definitely lost, seen from outside.
+fn valgrind(workspace: &Workspace) -> Result<()> {
+    command(workspace, "valgrind")
+        .args(["--quiet", "--error-exitcode=99", "--leak-check=full"])
+        .args(["--errors-for-leak-kinds=definite"])
+        .args([workspace.target.join("debug/examples/01-reassign")])
+        .env("LASTREF_SIM", SIMULATED)
+        .run()
+}
+
+/// Each crate that has features builds with none, the default, each alone, and all.
+fn feature_combinations(workspace: &Workspace) -> Result<()> {
+    for package in workspace.members() {
+        let features = package.features.keys().filter(|name| *name != "default");
+        let alone = features.map(|name| vec!["--no-default-features", "--features", name]);
+        let mut combinations: Vec<Vec<&str>> = alone.collect();
+        if combinations.is_empty() {
+            continue;
+        }
+        combinations.push(vec!["--no-default-features"]);
+        combinations.push(vec![]);
+        combinations.push(vec!["--all-features"]);
+        for combination in combinations {
+            cargo(workspace)
+                .args(["clippy", "--quiet", "--package", package.name.as_str()])
+                .args(combination)
+                .args(["--", "--deny", "warnings"])
+                .run()?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! Allocation traces: where they are, and what replaying them must give.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::command::{cargo, command};
+use crate::workspace::Workspace;
+
+/// The most that may be reserved over what is live at the peak.
+const MOST_RESERVED_OVER_LIVE: f64 = 1.30;
+
+/// Where traces are: the folder that LASTREF_TRACES names, else `shared/traces` beside the checkout, else
+/// those that come with the sources.
+fn folder(workspace: &Workspace) -> PathBuf {
+    if let Some(named) = std::env::var_os("LASTREF_TRACES") {
+        return named.into();
+    }
+    let beside = workspace.root.join("../shared/traces");
+    if beside.is_dir() {
+        beside
+    } else {
+        workspace.root.join("testdata/traces")
+    }
+}
+
+/// Every trace there is, by name.
+fn all(workspace: &Workspace) -> Result<Vec<PathBuf>> {
+    let folder = folder(workspace);
+    let mut traces = Vec::new();
+    for entry in
+        fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?
+    {
+        let path = entry?.path();
+        if name(&path) != path.file_name().unwrap_or_default().to_string_lossy() {
+            traces.push(path);
+        }
+    }
+    traces.sort();
+    ensure!(!traces.is_empty(), "{} has no trace", folder.display());
+    Ok(traces)
+}
+
+/// A trace's file name without its ending; the whole name of what is no trace.
+fn name(path: &Path) -> String {
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    file.strip_suffix(".csv.gz")
+        .or_else(|| file.strip_suffix(".csv"))
+        .unwrap_or(&file)
+        .to_owned()
+}
+
+/// Builds the command as it is shipped.
+pub(crate) fn build(workspace: &Workspace) -> Result<()> {
+    cargo(workspace)
+        .args(["build", "--release", "--package", "lastref-cli"])
+        .run()
+}
+
+/// Replays one trace with [`build`]'s command.
+fn replay(workspace: &Workspace, trace: &Path, options: &[&str]) -> Result<Value> {
+    let report = command(workspace, workspace.target.join("release/lastref"))
+        .args(["replay", "--json"])
+        .args(options)
+        .args([trace])
+        .quiet_stdout()?;
+    serde_json::from_str(&report)
+        .with_context(|| format!("`lastref replay --json` printed no JSON: {report}"))
+}
+
+fn number(report: &Value, field: &str) -> Result<f64> {
+    report[field]
+        .as_f64()
+        .with_context(|| format!("the report has no number `{field}`: {report}"))
+}
+
+/// Every trace completes with its blocks' contents intact, in little more memory than it needs.
+pub(crate) fn verify(workspace: &Workspace) -> Result<()> {
+    for trace in all(workspace)? {
+        let report = replay(workspace, &trace, &["--verify"])?;
+        let ratio = number(&report, "reserved_over_live")?;
+        println!("    {:<32} reserved over live {ratio:.4}", name(&trace));
+        ensure!(
+            ratio <= MOST_RESERVED_OVER_LIVE,
+            "{} reserves {ratio:.4} of its live bytes at the peak, at most {MOST_RESERVED_OVER_LIVE} \
+             is allowed",
+            trace.display()
+        );
+    }
+    Ok(())
+}
+
+/// Replays traces and prints one table, or the reports as JSON.
+pub(crate) fn bench(workspace: &Workspace, traces: &[PathBuf], json: bool) -> Result<()> {
+    build(workspace)?;
+    let traces = if traces.is_empty() {
+        all(workspace)?
+    } else {
+        traces.to_vec()
+    };
+    if !json {
+        println!(
+            "{:<32} {:>10} {:>10} {:>10} {:>12} {:>10} {:>8}",
+            "trace", "operations", "peak live", "reserved", "device", "device", "host"
+        );
+        println!(
+            "{:<32} {:>10} {:>10} {:>10} {:>12} {:>10} {:>8}",
+            "", "", "GiB", "over live", "allocations", "ms", "ns/op"
+        );
+    }
+    let mut reports = Vec::new();
+    for trace in &traces {
+        let mut report = replay(workspace, trace, &[])?;
+        if !json {
+            println!(
+                "{:<32} {:>10.0} {:>10.2} {:>10.4} {:>12.0} {:>10.1} {:>8.1}",
+                name(trace),
+                number(&report, "operations")?,
+                number(&report, "peak_live_bytes")? / f64::from(1 << 30),
+                number(&report, "reserved_over_live")?,
+                number(&report, "device_allocations")?,
+                number(&report, "device_microseconds")? / 1e3,
+                number(&report, "nanoseconds_per_operation")?,
+            );
+        }
+        report["trace"] = name(trace).into();
+        reports.push(report);
+    }
+    if json {
+        println!("{:#}", Value::Array(reports));
+    } else {
+        println!(
+            "\nreserved over live: peak bytes the device counts as taken, over peak bytes requested and live. \
+             Device time is the simulated device's table, host time is measured."
+        );
+    }
+    Ok(())
+}
