@@ -1,6 +1,8 @@
 //! A caching allocator for device memory, and a simulated device to run it on without a GPU.
 
 pub mod device;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+pub mod sim;
 mod sync;
 
 pub use device::{

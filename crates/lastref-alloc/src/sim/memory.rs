@@ -1,0 +1,647 @@
+//! The memory of one simulated device: its page table, its segments, and the bytes behind them.
+//!
+//! ```text
+//! Memory ── pages     PageId → slot of 2 MiB in the memory file (sparse, one per device)
+//!        ── ranges    start → reserved host addresses, inaccessible until a page is there
+//!        ── mapped    address → page that is mapped there
+//!        ── segments  start → host addresses of their own
+//! ```
+//!
+//! A [`DevicePtr`] of this device is the host address. All raw memory access of the simulated
+//! device is in this file; what it offers to the rest is safe, because every access goes through
+//! the page table first.
+//!
+//! # Invariants
+//!
+//! 1. A [`HostRange`] owns its addresses from construction to drop: nothing else in the process
+//!    maps, unmaps or protects them. Ranges therefore never overlap.
+//! 2. The addresses of an entry of `mapped` lie inside one entry of `ranges`, hold the page's slot
+//!    of the memory file, and are readable and writable exactly if `access` is set.
+//! 3. The addresses of an entry of `segments` are readable and writable.
+//! 4. All bytes are reached through `&self` or `&mut self` of the `Memory`, which lives behind the
+//!    world's lock, or by the owner of an exported pointer, who synchronises first. No Rust
+//!    reference to device memory outlives the function that made it.
+//! 5. A slot is in `free_slots`, or at least `next_slot`, or owned by exactly one page.
+//! 6. `held_bytes` is what pages and segments take, and never passes `capacity_bytes`.
+//!
+//! # Safety
+//!
+//! Accesses are checked against the table (invariants 2 and 3) in the same call that performs
+//! them, so they touch only memory that is there. The device is not to be used in a forked child:
+//! the memory file would be shared with the parent.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::c_void;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+
+use super::Call;
+use crate::device::{DeviceError, DevicePtr, DeviceResult, Extent2d, FillValue, PageId};
+
+/// The size of a physical page, and the granularity in which a segment takes memory: both are
+/// 2 MiB on NVIDIA GPUs since Volta.
+pub(super) const PAGE_BYTES: u64 = 2 << 20;
+
+/// What errors call the making of a device.
+const NEW: &str = "new_device";
+
+/// A byte count as the host counts. The module exists only where `usize` has 64 bits.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the module is compiled only where usize has 64 bits"
+)]
+const fn host(bytes: u64) -> usize {
+    bytes as usize
+}
+
+/// The host pointer for an address of device memory.
+fn at(ptr: u64) -> *mut u8 {
+    // The address comes from `mmap`, whose provenance `HostRange` exposed.
+    std::ptr::with_exposed_provenance_mut(host(ptr))
+}
+
+pub(super) fn invalid(call: Call, reason: impl Into<String>) -> DeviceError {
+    DeviceError::InvalidArgument {
+        call: call.name(),
+        reason: reason.into(),
+    }
+}
+
+/// The host refused. Not an out-of-memory error: the simulated device is not what is full.
+fn refused(call: &'static str, what: &str, errno: Errno) -> DeviceError {
+    let hint = if errno == Errno::NOMEM {
+        "; the process may have reached vm.max_map_count or its address space limit, raise it"
+    } else {
+        ""
+    };
+    DeviceError::Driver {
+        call,
+        code: errno.raw_os_error(),
+        text: format!("the host refused to {what}: {errno}{hint}"),
+    }
+}
+
+/// Host addresses owned by this value and unmapped with it (invariant 1).
+#[derive(Debug)]
+struct HostRange {
+    start: u64,
+    bytes: u64,
+}
+
+impl HostRange {
+    /// Takes `bytes` bytes of address space at a multiple of `align`, itself a power of two.
+    fn new(bytes: u64, align: u64, prot: ProtFlags) -> Result<Self, Errno> {
+        let padded = bytes.checked_add(align).ok_or(Errno::NOMEM)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a mapping at an address of the kernel's choice touches no memory in use.
+        let raw =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), host(padded), prot, flags) }?;
+        let raw = raw.expose_provenance() as u64;
+        let start = raw.next_multiple_of(align);
+        // What lies before and after the aligned part goes back at once.
+        let (head, tail) = (start - raw, raw + padded - (start + bytes));
+        for (from, len) in [(raw, head), (start + bytes, tail)] {
+            if len > 0 {
+                drop(Self {
+                    start: from,
+                    bytes: len,
+                });
+            }
+        }
+        Ok(Self { start, bytes })
+    }
+
+    fn end(&self) -> u64 {
+        self.start + self.bytes
+    }
+
+    /// Puts slot `slot` of `file` at `ptr`, not accessible yet.
+    fn map_slot(&self, ptr: u64, file: &OwnedFd, slot: u64) -> Result<(), Errno> {
+        assert!(self.start <= ptr && ptr + PAGE_BYTES <= self.end());
+        // SAFETY: the addresses are this range's own (invariant 1), checked above.
+        unsafe {
+            rustix::mm::mmap(
+                at(ptr).cast::<c_void>(),
+                host(PAGE_BYTES),
+                ProtFlags::empty(),
+                MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE,
+                file,
+                slot * PAGE_BYTES,
+            )
+        }?;
+        Ok(())
+    }
+
+    /// Puts the inaccessible reservation back where a page was.
+    fn unmap_slot(&self, ptr: u64) -> Result<(), Errno> {
+        assert!(self.start <= ptr && ptr + PAGE_BYTES <= self.end());
+        // SAFETY: the addresses are this range's own (invariant 1), checked above.
+        unsafe {
+            rustix::mm::mmap_anonymous(
+                at(ptr).cast::<c_void>(),
+                host(PAGE_BYTES),
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+            )
+        }?;
+        Ok(())
+    }
+
+    /// Makes `bytes` bytes from `ptr` readable and writable.
+    fn open(&self, ptr: u64, bytes: u64) -> Result<(), Errno> {
+        assert!(self.start <= ptr && ptr + bytes <= self.end());
+        let flags = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: the addresses are this range's own (invariant 1), checked above.
+        unsafe { rustix::mm::mprotect(at(ptr).cast::<c_void>(), host(bytes), flags) }
+    }
+
+    /// Asks for small host pages, so that touching one word costs 4 KiB and not 2 MiB.
+    fn keep_sparse(&self) -> Result<(), Errno> {
+        let ptr = at(self.start).cast::<c_void>();
+        // SAFETY: the addresses are this range's own (invariant 1); the advice changes no content.
+        unsafe { rustix::mm::madvise(ptr, host(self.bytes), Advice::LinuxNoHugepage) }
+    }
+}
+
+impl Drop for HostRange {
+    fn drop(&mut self) {
+        // SAFETY: the addresses are this range's own (invariant 1), and no reference to them is
+        // left (invariant 4).
+        let result =
+            unsafe { rustix::mm::munmap(at(self.start).cast::<c_void>(), host(self.bytes)) };
+        // It fails only where it would have to split a mapping and may not. The addresses stay
+        // taken then, which harms nobody.
+        let _ = result;
+    }
+}
+
+#[derive(Debug)]
+struct Page {
+    slot: u64,
+    mapped_at: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mapping {
+    page: PageId,
+    access: bool,
+    /// When it was mapped, on the clock that also stamps submitted work.
+    born: u64,
+}
+
+#[derive(Debug)]
+struct Segment {
+    range: HostRange,
+    /// What was asked for; the range is longer.
+    bytes: u64,
+    born: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    capacity_bytes: u64,
+    other_process_bytes: u64,
+    held_bytes: u64,
+    file: Option<OwnedFd>,
+    pages: HashMap<PageId, Page>,
+    next_page: u64,
+    free_slots: BTreeSet<u64>,
+    next_slot: u64,
+    ranges: BTreeMap<u64, HostRange>,
+    mapped: BTreeMap<u64, Mapping>,
+    segments: BTreeMap<u64, Segment>,
+}
+
+impl Memory {
+    pub(super) fn new(capacity_bytes: u64, virtual_memory: bool) -> DeviceResult<Self> {
+        let file = if virtual_memory {
+            let file = rustix::fs::memfd_create("lastref-sim", MemfdFlags::CLOEXEC)
+                .map_err(|e| refused(NEW, "create a memory file", e))?;
+            // Only whole pages are ever used, so the file need not hold a last part of one.
+            rustix::fs::ftruncate(&file, capacity_bytes / PAGE_BYTES * PAGE_BYTES)
+                .map_err(|e| refused(NEW, "size the memory file", e))?;
+            Some(file)
+        } else {
+            None
+        };
+        Ok(Self {
+            capacity_bytes,
+            other_process_bytes: 0,
+            held_bytes: 0,
+            file,
+            pages: HashMap::new(),
+            next_page: 1,
+            free_slots: BTreeSet::new(),
+            next_slot: 0,
+            ranges: BTreeMap::new(),
+            mapped: BTreeMap::new(),
+            segments: BTreeMap::new(),
+        })
+    }
+
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.capacity_bytes
+            .saturating_sub(self.held_bytes)
+            .saturating_sub(self.other_process_bytes)
+    }
+
+    pub(super) fn set_other_process_bytes(&mut self, bytes: u64) {
+        self.other_process_bytes = bytes;
+    }
+
+    pub(super) fn pages(&self) -> u64 {
+        self.pages.len() as u64
+    }
+
+    pub(super) fn segments(&self) -> u64 {
+        self.segments.len() as u64
+    }
+
+    /// Host memory that the pages take, from the file's own count.
+    pub(super) fn host_page_bytes(&self) -> u64 {
+        let blocks = self
+            .file
+            .as_ref()
+            .and_then(|file| rustix::fs::fstat(file).ok())
+            .map_or(0, |stat| stat.st_blocks);
+        u64::try_from(blocks).unwrap_or(0) * 512
+    }
+
+    pub(super) fn out_of_memory(&self, call: Call, requested: u64) -> DeviceError {
+        DeviceError::OutOfMemory {
+            call: call.name(),
+            requested,
+            free: self.free_bytes(),
+            total: self.capacity_bytes,
+        }
+    }
+
+    fn need_virtual_memory(&self, call: Call) -> DeviceResult<&OwnedFd> {
+        self.file
+            .as_ref()
+            .ok_or(DeviceError::NotSupported { call: call.name() })
+    }
+
+    // ---- segments -------------------------------------------------------------------------
+
+    pub(super) fn alloc_segment(&mut self, bytes: u64, born: u64) -> DeviceResult<DevicePtr> {
+        let call = Call::AllocSegment;
+        if bytes == 0 {
+            return Err(invalid(call, "0 bytes requested, ask for at least 1"));
+        }
+        let taken = bytes
+            .checked_next_multiple_of(PAGE_BYTES)
+            .filter(|&taken| taken <= self.free_bytes())
+            .ok_or_else(|| self.out_of_memory(call, bytes))?;
+        let range = HostRange::new(taken, PAGE_BYTES, ProtFlags::READ | ProtFlags::WRITE)
+            .map_err(|e| refused(call.name(), &format!("map {taken} bytes"), e))?;
+        range
+            .keep_sparse()
+            // A kernel without huge pages does not know the advice, and does not need it.
+            .or_else(|e| if e == Errno::INVAL { Ok(()) } else { Err(e) })
+            .map_err(|e| refused(call.name(), "advise on the mapping", e))?;
+        let start = range.start;
+        self.held_bytes += taken;
+        self.segments.insert(start, Segment { range, bytes, born });
+        Ok(DevicePtr(start))
+    }
+
+    pub(super) fn check_segment(&self, ptr: DevicePtr) -> DeviceResult<()> {
+        if self.segments.contains_key(&ptr.0) {
+            Ok(())
+        } else {
+            let reason = format!("{ptr} is not the start of a segment");
+            Err(invalid(Call::FreeSegment, reason))
+        }
+    }
+
+    pub(super) fn free_segment(&mut self, ptr: DevicePtr) -> DeviceResult<()> {
+        self.check_segment(ptr)?;
+        if let Some(segment) = self.segments.remove(&ptr.0) {
+            self.held_bytes -= segment.range.bytes;
+        }
+        Ok(())
+    }
+
+    // ---- virtual memory -------------------------------------------------------------------
+
+    pub(super) fn reserve_range(&mut self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let call = Call::ReserveRange;
+        self.need_virtual_memory(call)?;
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
+            let reason = format!("{bytes} bytes is not a positive multiple of {PAGE_BYTES}");
+            return Err(invalid(call, reason));
+        }
+        let range = HostRange::new(bytes, PAGE_BYTES, ProtFlags::empty()).map_err(|e| {
+            refused(
+                call.name(),
+                &format!("reserve {bytes} bytes of addresses"),
+                e,
+            )
+        })?;
+        let start = range.start;
+        self.ranges.insert(start, range);
+        Ok(DevicePtr(start))
+    }
+
+    pub(super) fn release_range(&mut self, ptr: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let call = Call::ReleaseRange;
+        self.need_virtual_memory(call)?;
+        let range = self
+            .ranges
+            .get(&ptr.0)
+            .filter(|range| range.bytes == bytes)
+            .ok_or_else(|| {
+                let reason = format!("{bytes} bytes from {ptr} are not a reserved range");
+                invalid(call, reason)
+            })?;
+        if let Some((page_at, _)) = self.mapped.range(range.start..range.end()).next() {
+            let reason = format!("a page is still mapped at {page_at:#x}, unmap it first");
+            return Err(invalid(call, reason));
+        }
+        self.ranges.remove(&ptr.0);
+        Ok(())
+    }
+
+    pub(super) fn create_page(&mut self) -> DeviceResult<PageId> {
+        let call = Call::CreatePage;
+        self.need_virtual_memory(call)?;
+        if self.free_bytes() < PAGE_BYTES {
+            return Err(self.out_of_memory(call, PAGE_BYTES));
+        }
+        // Lowest slot first: pages made one after the other lie side by side in the file, and the
+        // host keeps one mapping for a run of them.
+        let slot = self.free_slots.pop_first().unwrap_or_else(|| {
+            self.next_slot += 1;
+            self.next_slot - 1
+        });
+        let page = PageId(self.next_page);
+        self.next_page += 1;
+        self.held_bytes += PAGE_BYTES;
+        let mapped_at = None;
+        self.pages.insert(page, Page { slot, mapped_at });
+        Ok(page)
+    }
+
+    pub(super) fn destroy_page(&mut self, page: PageId) -> DeviceResult<()> {
+        let call = Call::DestroyPage;
+        let file = self.need_virtual_memory(call)?;
+        let found = self.page(call, page)?;
+        if let Some(ptr) = found.mapped_at {
+            let reason = format!("page {} is mapped at {ptr:#x}, unmap it first", page.0);
+            return Err(invalid(call, reason));
+        }
+        let slot = found.slot;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(file, flags, slot * PAGE_BYTES, PAGE_BYTES)
+            .map_err(|e| refused(call.name(), "give a page's memory back", e))?;
+        self.pages.remove(&page);
+        self.free_slots.insert(slot);
+        self.held_bytes -= PAGE_BYTES;
+        Ok(())
+    }
+
+    fn page(&self, call: Call, page: PageId) -> DeviceResult<&Page> {
+        self.pages
+            .get(&page)
+            .ok_or_else(|| invalid(call, format!("there is no page {}", page.0)))
+    }
+
+    /// The reserved range that holds `bytes` bytes from `ptr`.
+    fn range_of(&self, call: Call, ptr: DevicePtr, bytes: u64) -> DeviceResult<&HostRange> {
+        self.ranges
+            .range(..=ptr.0)
+            .next_back()
+            .map(|(_, range)| range)
+            .filter(|range| ptr.0 < range.end() && bytes <= range.end() - ptr.0)
+            .ok_or_else(|| {
+                let reason = format!("{bytes} bytes from {ptr} are not inside a reserved range");
+                invalid(call, reason)
+            })
+    }
+
+    pub(super) fn map_page(&mut self, ptr: DevicePtr, page: PageId, born: u64) -> DeviceResult<()> {
+        let call = Call::MapPage;
+        let file = self.need_virtual_memory(call)?;
+        let found = self.page(call, page)?;
+        if let Some(other) = found.mapped_at {
+            let reason = format!("page {} is already mapped at {other:#x}", page.0);
+            return Err(invalid(call, reason));
+        }
+        if !ptr.0.is_multiple_of(PAGE_BYTES) {
+            let reason = format!("{ptr} is not aligned to the page size, {PAGE_BYTES} bytes");
+            return Err(invalid(call, reason));
+        }
+        let range = self.range_of(call, ptr, PAGE_BYTES)?;
+        if let Some(other) = self.mapped.get(&ptr.0) {
+            let reason = format!("page {} is already mapped at {ptr}", other.page.0);
+            return Err(invalid(call, reason));
+        }
+        range
+            .map_slot(ptr.0, file, found.slot)
+            .map_err(|e| refused(call.name(), &format!("map a page at {ptr}"), e))?;
+        let access = false;
+        self.mapped.insert(ptr.0, Mapping { page, access, born });
+        if let Some(found) = self.pages.get_mut(&page) {
+            found.mapped_at = Some(ptr.0);
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_access(&mut self, ptr: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let call = Call::SetAccess;
+        self.need_virtual_memory(call)?;
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) || !ptr.0.is_multiple_of(PAGE_BYTES) {
+            let reason = format!("{bytes} bytes from {ptr} are not whole pages of {PAGE_BYTES}");
+            return Err(invalid(call, reason));
+        }
+        let range = self.range_of(call, ptr, bytes)?;
+        let end = ptr.0 + bytes;
+        let mapped = self.mapped.range(ptr.0..end).count() as u64;
+        if mapped != bytes / PAGE_BYTES {
+            let reason = format!(
+                "{mapped} of the {} pages from {ptr} are mapped",
+                bytes / PAGE_BYTES
+            );
+            return Err(invalid(call, reason));
+        }
+        range
+            .open(ptr.0, bytes)
+            .map_err(|e| refused(call.name(), &format!("open {bytes} bytes from {ptr}"), e))?;
+        for (_, mapping) in self.mapped.range_mut(ptr.0..end) {
+            mapping.access = true;
+        }
+        Ok(())
+    }
+
+    pub(super) fn unmap_page(&mut self, ptr: DevicePtr) -> DeviceResult<()> {
+        let call = Call::UnmapPage;
+        self.need_virtual_memory(call)?;
+        let mapping = *self
+            .mapped
+            .get(&ptr.0)
+            .ok_or_else(|| invalid(call, format!("no page is mapped at {ptr}")))?;
+        self.range_of(call, ptr, PAGE_BYTES)?
+            .unmap_slot(ptr.0)
+            .map_err(|e| refused(call.name(), &format!("unmap the page at {ptr}"), e))?;
+        self.mapped.remove(&ptr.0);
+        if let Some(page) = self.pages.get_mut(&mapping.page) {
+            page.mapped_at = None;
+        }
+        Ok(())
+    }
+
+    // ---- the bytes ------------------------------------------------------------------------
+
+    /// Whether `bytes` bytes from `ptr` may be read and written, and since before `submitted`.
+    ///
+    /// Memory mapped or allocated later than the work that touches it was submitted means that
+    /// what the work was meant for is gone, even though something else is there now.
+    pub(super) fn check(&self, ptr: DevicePtr, bytes: u64, submitted: u64) -> Result<(), String> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let Some(end) = ptr.0.checked_add(bytes) else {
+            return Err(format!("{bytes} bytes from {ptr} pass the end of memory"));
+        };
+        let newer = |born: u64, what: &str| {
+            if born > submitted {
+                Err(format!("{what} after the work was submitted"))
+            } else {
+                Ok(())
+            }
+        };
+        if let Some((start, segment)) = self.segments.range(..=ptr.0).next_back() {
+            let segment_end = start + segment.bytes;
+            if ptr.0 < segment_end {
+                if end > segment_end {
+                    return Err(format!(
+                        "{bytes} bytes from {ptr} pass the end of the segment at {segment_end:#x}"
+                    ));
+                }
+                return newer(
+                    segment.born,
+                    &format!("the segment at {start:#x} was allocated"),
+                );
+            }
+        }
+        let mut expected = ptr.0 / PAGE_BYTES * PAGE_BYTES;
+        for (&page_at, mapping) in self.mapped.range(expected..end) {
+            if page_at != expected {
+                break;
+            }
+            if !mapping.access {
+                return Err(format!("the page at {page_at:#x} has no access set"));
+            }
+            newer(
+                mapping.born,
+                &format!("the page at {page_at:#x} was mapped"),
+            )?;
+            expected += PAGE_BYTES;
+        }
+        if expected < end {
+            let first = expected.max(ptr.0);
+            return Err(format!("{first:#x} is not device memory of this device"));
+        }
+        Ok(())
+    }
+
+    /// Copies device memory at `src` into `dst`.
+    pub(super) fn read(
+        &self,
+        dst: &mut [u8],
+        src: DevicePtr,
+        submitted: u64,
+    ) -> Result<(), String> {
+        self.check(src, dst.len() as u64, submitted)?;
+        // SAFETY: `check` found the source readable (invariants 2 and 3); `copy` allows `dst` to
+        // be an exported view of the same bytes (invariant 4).
+        unsafe { std::ptr::copy(at(src.0), dst.as_mut_ptr(), dst.len()) };
+        Ok(())
+    }
+
+    /// Copies `src` into device memory at `dst`.
+    pub(super) fn write(&self, dst: DevicePtr, src: &[u8], submitted: u64) -> Result<(), String> {
+        self.check(dst, src.len() as u64, submitted)?;
+        // SAFETY: `check` found the destination writable (invariants 2 and 3).
+        unsafe { std::ptr::copy(src.as_ptr(), at(dst.0), src.len()) };
+        Ok(())
+    }
+
+    /// Copies rows from memory of `src_memory`, which may be this one, to this one.
+    pub(super) fn copy(
+        &self,
+        dst: DevicePtr,
+        src_memory: &Self,
+        src: DevicePtr,
+        extent: Extent2d,
+        submitted: u64,
+    ) -> Result<(), String> {
+        self.check(dst, span(extent, extent.dst_pitch)?, submitted)?;
+        src_memory.check(src, span(extent, extent.src_pitch)?, submitted)?;
+        for row in 0..extent.height {
+            let from = at(src.0 + row * extent.src_pitch).cast_const();
+            let to = at(dst.0 + row * extent.dst_pitch);
+            // SAFETY: the row lies in the spans that `check` found accessible (invariants 2, 3).
+            unsafe { std::ptr::copy(from, to, host(extent.width_bytes)) };
+        }
+        Ok(())
+    }
+
+    /// Fills rows with `value`. The caller has checked alignment to the value.
+    pub(super) fn fill(
+        &self,
+        dst: DevicePtr,
+        value: FillValue,
+        extent: Extent2d,
+        submitted: u64,
+    ) -> Result<(), String> {
+        self.check(dst, span(extent, extent.dst_pitch)?, submitted)?;
+        for row in 0..extent.height {
+            let to = at(dst.0 + row * extent.dst_pitch);
+            // SAFETY: the row lies in the span that `check` found accessible (invariants 2, 3),
+            // and no other reference to it exists (invariant 4). Any byte is a valid `u8`.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(to, host(extent.width_bytes)) };
+            match value {
+                FillValue::U8(value) => bytes.fill(value),
+                FillValue::U16(value) => repeat(bytes, value.to_ne_bytes()),
+                FillValue::U32(value) => repeat(bytes, value.to_ne_bytes()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Fills `bytes`, a multiple of the pattern long, with the pattern.
+fn repeat<const N: usize>(bytes: &mut [u8], pattern: [u8; N]) {
+    for chunk in bytes.chunks_exact_mut(N) {
+        chunk.copy_from_slice(&pattern);
+    }
+}
+
+/// Bytes from the start of the first row to the end of the last one.
+pub(super) fn span(extent: Extent2d, pitch: u64) -> Result<u64, String> {
+    if extent.width_bytes == 0 || extent.height == 0 {
+        return Ok(0);
+    }
+    (extent.height - 1)
+        .checked_mul(pitch)
+        .and_then(|rows| rows.checked_add(extent.width_bytes))
+        .ok_or_else(|| {
+            format!(
+                "{} rows of pitch {pitch} pass the end of memory",
+                extent.height
+            )
+        })
+}

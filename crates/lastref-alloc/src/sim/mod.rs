@@ -1,0 +1,582 @@
+//! A simulated device: real bytes in host memory, streams that are really asynchronous, costs that
+//! add up without waiting, and failures on demand. It runs everything that a GPU would, without
+//! one. Linux on 64-bit machines only.
+//!
+//! # Memory
+//!
+//! Device memory is host memory, mapped lazily: a device of 80 GiB costs what is touched. A
+//! [`DevicePtr`] is the host address. Physical pages are slots of a sparse memory file; mapping one
+//! puts it at its address, and destroying one gives its memory back to the host. Contents survive
+//! being mapped elsewhere. Segments take device memory in steps of 2 MiB, as `cuMemAlloc` does for
+//! all but small requests. Touching more than the host has ends as it does for any process.
+//!
+//! # Time
+//!
+//! Copies, fills, event records and waits are queued, and are pending when the call returns. Every
+//! device call first runs a random few pieces of pending work of any stream (at most
+//! [`SimOptions::max_ops_per_step`]), chosen by a seeded generator; synchronising calls run what
+//! they wait for. The same calls in the same order with the same seed give the same interleaving.
+//! Work never runs outside a call, so nothing here sleeps and no thread is started.
+//!
+//! Each stream has a clock in microseconds that its work advances by the [`LatencyTable`]; waiting
+//! for an event takes the later clock. Event times are read from it.
+//!
+//! # Faulty work
+//!
+//! Ranges are checked when work is submitted. They are checked again when it runs, against what is
+//! mapped and allocated *since before it was submitted*: unmapping or freeing memory under pending
+//! work is therefore found even where something else has taken its place. Such work is skipped and
+//! reported by [`SimDevice::errors`]; it never touches memory it has no right to.
+//!
+//! # Locks
+//!
+//! One lock for all devices of a [group](SimDevice::group). No other lock is taken, and no code of
+//! a caller runs, while it is held.
+//!
+//! # Examples
+//!
+//! ```
+//! use lastref_alloc::sim::{SimDevice, SimOptions};
+//! use lastref_alloc::{Device, StreamId};
+//!
+//! let device = SimDevice::new(SimOptions::new(80 << 30))?;
+//! let ptr = device.alloc_segment(1 << 20)?;
+//! device.copy_from_host(ptr, b"bytes", StreamId::DEFAULT)?;
+//! assert_eq!(device.pending_ops(), 1);
+//!
+//! let mut back = [0; 5];
+//! device.copy_to_host(&mut back, ptr, StreamId::DEFAULT)?;
+//! assert_eq!(&back, b"bytes");
+//! device.free_segment(ptr)?;
+//! # Ok::<(), lastref_alloc::DeviceError>(())
+//! ```
+
+mod calls;
+mod memory;
+mod world;
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Instant;
+
+pub use calls::{Call, Cost, Fault, LatencyTable};
+pub use world::SimCounters;
+
+use crate::device::{
+    Device, DeviceError, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult, EventId, Extent2d,
+    FillValue, MemoryInfo, PageId, StreamId,
+};
+use crate::sync::{Mutex, MutexGuard, lock};
+use memory::{Memory, PAGE_BYTES};
+use world::{DeviceState, Rng, World, position};
+
+/// How a [`SimDevice`] is made.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SimOptions {
+    /// All the memory it has, in bytes.
+    pub capacity_bytes: u64,
+    /// Whether it has virtual memory; it has segments anyway.
+    pub virtual_memory: bool,
+    /// Seed of the scheduler. A group mixes the seeds of its devices.
+    pub seed: u64,
+    /// What calls and work cost.
+    pub latencies: LatencyTable,
+    /// Its name. `(simulated)` is added where the name does not say so.
+    pub name: Option<String>,
+    /// The most pieces of pending work that a call lets run before its own. With 0, work runs only
+    /// when something waits for it or in [`SimDevice::step`]; polling an event then never ends.
+    pub max_ops_per_step: u32,
+}
+
+impl SimOptions {
+    /// A device of `capacity_bytes` bytes with virtual memory, seed 0, the latencies of an A100,
+    /// and at most 2 pieces of work a call.
+    #[must_use]
+    pub fn new(capacity_bytes: u64) -> Self {
+        Self {
+            capacity_bytes,
+            virtual_memory: true,
+            seed: 0,
+            latencies: LatencyTable::default(),
+            name: None,
+            max_ops_per_step: 2,
+        }
+    }
+
+    /// With or without virtual memory.
+    #[must_use]
+    pub fn with_virtual_memory(mut self, virtual_memory: bool) -> Self {
+        self.virtual_memory = virtual_memory;
+        self
+    }
+
+    /// With another seed.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// With other latencies.
+    #[must_use]
+    pub fn with_latencies(mut self, latencies: LatencyTable) -> Self {
+        self.latencies = latencies;
+        self
+    }
+
+    /// With a name.
+    #[must_use]
+    pub fn with_name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// With another [`max_ops_per_step`](Self::max_ops_per_step).
+    #[must_use]
+    pub fn with_max_ops_per_step(mut self, max_ops_per_step: u32) -> Self {
+        self.max_ops_per_step = max_ops_per_step;
+        self
+    }
+}
+
+/// A simulated device. See the [module](self).
+///
+/// Cloning gives another handle on the same device. When the last handle on any device of its group
+/// goes, all its memory is unmapped and pending work is forgotten.
+#[derive(Clone, Debug)]
+pub struct SimDevice(Arc<Handle>);
+
+#[derive(Debug)]
+struct Handle {
+    world: Arc<Mutex<World>>,
+    device: usize,
+    properties: DeviceProperties,
+}
+
+/// A device call in progress: the world, locked, and the time since it began.
+struct Entered<'a> {
+    world: MutexGuard<'a, World>,
+    device: usize,
+    started: Option<Instant>,
+}
+
+impl Entered<'_> {
+    fn memory(&mut self) -> &mut Memory {
+        let device = self.device;
+        &mut self.world.devices[device].memory
+    }
+}
+
+impl Deref for Entered<'_> {
+    type Target = World;
+
+    fn deref(&self) -> &World {
+        &self.world
+    }
+}
+
+impl DerefMut for Entered<'_> {
+    fn deref_mut(&mut self) -> &mut World {
+        &mut self.world
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if let Some(started) = self.started {
+            let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.world.devices[self.device].host_nanoseconds += nanoseconds;
+        }
+    }
+}
+
+impl SimDevice {
+    /// Makes a device without peers; its index is 0.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Driver`] if the host refuses a memory file of that size.
+    pub fn new(options: SimOptions) -> DeviceResult<Self> {
+        let mut devices = Self::group(vec![options])?;
+        Ok(devices.swap_remove(0))
+    }
+
+    /// Makes devices that are peers, with indices from 0. They share one scheduler and one space of
+    /// events: a stream of one can wait for an event of another.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Driver`] if the host refuses a memory file of that size.
+    pub fn group(options: Vec<SimOptions>) -> DeviceResult<Vec<Self>> {
+        let mut seed = Rng(0);
+        let mut states = Vec::with_capacity(options.len());
+        let mut properties = Vec::with_capacity(options.len());
+        for (index, options) in (0..).zip(options) {
+            seed = Rng(seed.next() ^ options.seed);
+            properties.push(DeviceProperties {
+                index: DeviceIndex(index),
+                name: device_name(options.name),
+                total_bytes: options.capacity_bytes,
+                page_bytes: options.virtual_memory.then_some(PAGE_BYTES),
+                simulated: true,
+            });
+            states.push(DeviceState::new(
+                Memory::new(options.capacity_bytes, options.virtual_memory)?,
+                options.latencies,
+                options.max_ops_per_step,
+            ));
+        }
+        let world = Arc::new(Mutex::new(World::new(states, seed.next())));
+        Ok(properties
+            .into_iter()
+            .enumerate()
+            .map(|(device, properties)| {
+                Self(Arc::new(Handle {
+                    world: Arc::clone(&world),
+                    device,
+                    properties,
+                }))
+            })
+            .collect())
+    }
+
+    /// Begins a device call that names `bytes` bytes.
+    fn enter(&self, call: Call, bytes: u64) -> DeviceResult<Entered<'_>> {
+        let device = self.0.device;
+        let mut entered = Entered {
+            world: lock(&self.0.world),
+            device,
+            started: call.is_timed().then(Instant::now),
+        };
+        entered.begin(device, call, bytes)?;
+        Ok(entered)
+    }
+
+    /// The device's own state, without it being a device call.
+    fn with_state<R>(&self, f: impl FnOnce(&mut DeviceState) -> R) -> R {
+        f(&mut lock(&self.0.world).devices[self.0.device])
+    }
+
+    // ---- failures on demand ---------------------------------------------------------------
+
+    /// Makes a call fail later. The failing call changes nothing. Several faults may wait at once;
+    /// each counts the calls it matches.
+    pub fn inject(&self, fault: Fault) {
+        self.with_state(|state| state.faults.push(fault));
+    }
+
+    /// Makes events recorded from now on late: each needs `queries` queries that say no, once its
+    /// turn on the stream has come, before it may finish. Work behind it on its stream waits too.
+    /// A synchronising call does not wait for the queries.
+    pub fn delay_events(&self, queries: u32) {
+        self.with_state(|state| state.late_queries = queries);
+    }
+
+    /// Forgets the faults that have not fired, and records events on time again.
+    pub fn clear_faults(&self) {
+        self.with_state(|state| {
+            state.faults.clear();
+            state.late_queries = 0;
+        });
+    }
+
+    /// Sets what another process holds of the device, in bytes. It lowers what is free, down to 0.
+    pub fn set_other_process_bytes(&self, bytes: u64) {
+        self.with_state(|state| state.memory.set_other_process_bytes(bytes));
+    }
+
+    // ---- observation ----------------------------------------------------------------------
+
+    /// What the device was asked since the last [reset](Self::reset_counters), and what it holds.
+    #[must_use]
+    pub fn counters(&self) -> SimCounters {
+        self.with_state(|state| state.counters())
+    }
+
+    /// Counts from 0 again; the peak begins at what is held now.
+    pub fn reset_counters(&self) {
+        self.with_state(DeviceState::reset_counters);
+    }
+
+    /// Work on this device that was submitted and has not run.
+    #[must_use]
+    pub fn pending_ops(&self) -> usize {
+        self.with_state(|state| state.pending_ops())
+    }
+
+    /// Runs one piece of pending work of the group. False if nothing was pending.
+    pub fn step(&self) -> bool {
+        lock(&self.0.world).step()
+    }
+
+    /// Work of this device's streams that touched memory it had no right to, in the order it ran.
+    #[must_use]
+    pub fn errors(&self) -> Vec<String> {
+        self.with_state(|state| state.errors.clone())
+    }
+
+    /// Host memory behind the device's pages, in bytes. Segments are not in it.
+    #[must_use]
+    pub fn host_page_bytes(&self) -> u64 {
+        self.with_state(|state| state.memory.host_page_bytes())
+    }
+
+    /// Reads device memory as it is now, whatever work is pending. Not a device call.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::InvalidArgument`] if the range is not device memory of this device.
+    pub fn read_bytes(&self, ptr: DevicePtr, bytes: usize) -> DeviceResult<Vec<u8>> {
+        let mut read = vec![0; bytes];
+        self.with_state(|state| state.memory.read(&mut read, ptr, u64::MAX))
+            .map_err(|reason| memory::invalid(Call::CopyToHost, reason))?;
+        Ok(read)
+    }
+
+    /// Writes device memory now, whatever work is pending. Not a device call.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::InvalidArgument`] if the range is not device memory of this device.
+    pub fn write_bytes(&self, ptr: DevicePtr, bytes: &[u8]) -> DeviceResult<()> {
+        self.with_state(|state| state.memory.write(ptr, bytes, u64::MAX))
+            .map_err(|reason| memory::invalid(Call::CopyFromHost, reason))
+    }
+}
+
+fn device_name(name: Option<String>) -> String {
+    match name {
+        None => "lastref simulated GPU".to_owned(),
+        Some(name) if name.to_lowercase().contains("simulated") => name,
+        Some(name) => format!("{name} (simulated)"),
+    }
+}
+
+/// A plain copy or fill as one row.
+fn one_row(bytes: u64) -> Extent2d {
+    Extent2d {
+        width_bytes: bytes,
+        height: 1,
+        dst_pitch: bytes,
+        src_pitch: bytes,
+    }
+}
+
+// SAFETY: ranges come from the host's `mmap` and stay this device's until they are given back, so
+// they do not overlap (invariant 1 of `memory`). Host slices are read into a copy, or written,
+// before the call returns.
+unsafe impl Device for SimDevice {
+    fn properties(&self) -> &DeviceProperties {
+        &self.0.properties
+    }
+
+    fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        let mut entered = self.enter(Call::MemoryInfo, 0)?;
+        let memory = entered.memory();
+        Ok(MemoryInfo {
+            free_bytes: memory.free_bytes(),
+            total_bytes: memory.capacity_bytes(),
+        })
+    }
+
+    fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let mut entered = self.enter(Call::AllocSegment, bytes)?;
+        let born = entered.tick();
+        let ptr = entered.memory().alloc_segment(bytes, born)?;
+        entered.devices[self.0.device].note_held_bytes();
+        Ok(ptr)
+    }
+
+    fn free_segment(&self, ptr: DevicePtr) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::FreeSegment, 0)?;
+        entered.memory().check_segment(ptr)?;
+        entered.finish_device(self.0.device);
+        entered.memory().free_segment(ptr)
+    }
+
+    fn reserve_range(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let mut entered = self.enter(Call::ReserveRange, bytes)?;
+        entered.memory().reserve_range(bytes)
+    }
+
+    fn release_range(&self, ptr: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::ReleaseRange, bytes)?;
+        entered.memory().release_range(ptr, bytes)
+    }
+
+    fn create_page(&self) -> DeviceResult<PageId> {
+        let mut entered = self.enter(Call::CreatePage, PAGE_BYTES)?;
+        let page = entered.memory().create_page()?;
+        entered.devices[self.0.device].note_held_bytes();
+        Ok(page)
+    }
+
+    fn destroy_page(&self, page: PageId) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::DestroyPage, PAGE_BYTES)?;
+        entered.memory().destroy_page(page)
+    }
+
+    fn map_page(&self, ptr: DevicePtr, page: PageId) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::MapPage, PAGE_BYTES)?;
+        let born = entered.tick();
+        entered.memory().map_page(ptr, page, born)
+    }
+
+    fn set_access(&self, ptr: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::SetAccess, bytes)?;
+        entered.memory().set_access(ptr, bytes)
+    }
+
+    fn unmap_page(&self, ptr: DevicePtr) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::UnmapPage, PAGE_BYTES)?;
+        entered.memory().unmap_page(ptr)
+    }
+
+    fn create_stream(&self, priority: i32) -> DeviceResult<StreamId> {
+        let mut entered = self.enter(Call::CreateStream, 0)?;
+        Ok(entered.create_stream(self.0.device, priority))
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::DestroyStream, 0)?;
+        entered.destroy_stream(self.0.device, stream)
+    }
+
+    fn query_stream(&self, stream: StreamId) -> DeviceResult<bool> {
+        let mut entered = self.enter(Call::QueryStream, 0)?;
+        entered.query_stream(self.0.device, stream)
+    }
+
+    fn synchronize_stream(&self, stream: StreamId) -> DeviceResult<()> {
+        let call = Call::SynchronizeStream;
+        let mut entered = self.enter(call, 0)?;
+        entered.synchronize_stream(self.0.device, call, stream)
+    }
+
+    fn synchronize(&self) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::Synchronize, 0)?;
+        entered.finish_device(self.0.device);
+        Ok(())
+    }
+
+    fn create_event(&self) -> DeviceResult<EventId> {
+        let mut entered = self.enter(Call::CreateEvent, 0)?;
+        Ok(entered.create_event(self.0.device))
+    }
+
+    fn destroy_event(&self, event: EventId) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::DestroyEvent, 0)?;
+        entered.destroy_event(event)
+    }
+
+    fn record_event(&self, event: EventId, stream: StreamId) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::RecordEvent, 0)?;
+        entered.record_event(self.0.device, event, stream)
+    }
+
+    fn query_event(&self, event: EventId) -> DeviceResult<bool> {
+        let mut entered = self.enter(Call::QueryEvent, 0)?;
+        entered.query_event(event)
+    }
+
+    fn synchronize_event(&self, event: EventId) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::SynchronizeEvent, 0)?;
+        entered.synchronize_event(self.0.device, event)
+    }
+
+    fn wait_event(&self, stream: StreamId, event: EventId) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::WaitEvent, 0)?;
+        entered.wait_event(self.0.device, stream, event)
+    }
+
+    fn elapsed_microseconds(&self, start: EventId, end: EventId) -> DeviceResult<f64> {
+        let entered = self.enter(Call::ElapsedMicroseconds, 0)?;
+        entered.elapsed_microseconds(self.0.device, start, end)
+    }
+
+    fn copy_from_host(&self, dst: DevicePtr, src: &[u8], stream: StreamId) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::CopyFromHost, src.len() as u64)?;
+        entered.copy_from_host(self.0.device, dst, src, stream)
+    }
+
+    fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::CopyToHost, dst.len() as u64)?;
+        entered.copy_to_host(self.0.device, dst, src, stream)
+    }
+
+    fn copy(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        let device = self.0.device;
+        let mut entered = self.enter(Call::Copy, bytes)?;
+        let on = (device, stream);
+        entered.copy_rows(on, Call::Copy, dst, device, src, one_row(bytes))
+    }
+
+    fn copy_2d(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        extent: Extent2d,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        let device = self.0.device;
+        let bytes = extent.width_bytes.saturating_mul(extent.height);
+        let mut entered = self.enter(Call::Copy2d, bytes)?;
+        entered.copy_rows((device, stream), Call::Copy2d, dst, device, src, extent)
+    }
+
+    fn copy_from_peer(
+        &self,
+        dst: DevicePtr,
+        peer: DeviceIndex,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::CopyFromPeer, bytes)?;
+        let on = (self.0.device, stream);
+        let from = position(peer);
+        entered.copy_rows(on, Call::CopyFromPeer, dst, from, src, one_row(bytes))
+    }
+
+    fn fill(
+        &self,
+        dst: DevicePtr,
+        value: FillValue,
+        count: u64,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        let bytes = count.checked_mul(value.bytes());
+        let mut entered = self.enter(Call::Fill, bytes.unwrap_or(u64::MAX))?;
+        let bytes = bytes.ok_or_else(|| {
+            let size = value.bytes();
+            let reason = format!("{count} times {size} bytes pass the end of memory");
+            memory::invalid(Call::Fill, reason)
+        })?;
+        entered.fill_rows(
+            (self.0.device, stream),
+            Call::Fill,
+            dst,
+            value,
+            one_row(bytes),
+        )
+    }
+
+    fn fill_2d(
+        &self,
+        dst: DevicePtr,
+        value: FillValue,
+        extent: Extent2d,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        let bytes = extent.width_bytes.saturating_mul(extent.height);
+        let mut entered = self.enter(Call::Fill2d, bytes)?;
+        entered.fill_rows((self.0.device, stream), Call::Fill2d, dst, value, extent)
+    }
+}

@@ -1,0 +1,845 @@
+//! The world of a group of simulated devices: their streams and events, the scheduler that runs
+//! their work, and the clock.
+//!
+//! ```text
+//! World ── devices ── Memory
+//!       │          └─ streams ── queue of work, oldest first
+//!       ├─ events ──→ Record, shared with the queued record and the queued waits
+//!       └─ rng, clock
+//! ```
+//!
+//! One lock protects all of it. Work runs inside device calls, on the caller's thread: each call
+//! runs a random few pieces of pending work before it does its own, and a synchronising call runs
+//! what it needs. The same calls in the same order with the same seed run the same work in the
+//! same order.
+//!
+//! # Invariants
+//!
+//! 1. Work runs once, and the work of one stream in the order of submission.
+//! 2. A queued wait names the record that the event had when the wait was submitted. That record
+//!    was submitted earlier, and it is finished or still in its stream's queue.
+//! 3. `pending` is the number of pieces of work in all queues.
+//! 4. A destroyed stream stays until its queue is empty.
+//!
+//! No deadlock is possible. Work depends only on work submitted before it: the piece ahead of it on
+//! its stream (1) and, for a wait, a record (2). The oldest pending piece therefore depends on
+//! nothing pending and can run, and no call waits for another thread while it holds the lock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, OnceLock};
+
+use super::calls::{Call, Cost, Fault, LatencyTable, PerCall};
+use super::memory::{Memory, invalid};
+use crate::device::{
+    DeviceError, DeviceIndex, DevicePtr, DeviceResult, EventId, Extent2d, FillValue, StreamId,
+};
+
+/// `splitmix64`, small and good enough to choose what runs next.
+#[derive(Debug)]
+pub(super) struct Rng(pub(super) u64);
+
+impl Rng {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// An index below `len`, which is not 0.
+    fn index(&mut self, len: usize) -> usize {
+        let drawn = self.next() % len as u64;
+        usize::try_from(drawn).unwrap_or(0)
+    }
+}
+
+/// A stream of a device.
+type StreamKey = (usize, StreamId);
+
+/// One recording of an event.
+#[derive(Debug)]
+struct Record {
+    stream: StreamKey,
+    /// When it finished, in microseconds of device time.
+    finished: OnceLock<f64>,
+}
+
+impl Record {
+    fn is_finished(&self) -> bool {
+        self.finished.get().is_some()
+    }
+}
+
+#[derive(Debug)]
+struct Event {
+    device: usize,
+    record: Option<Arc<Record>>,
+}
+
+/// Work on a stream.
+#[derive(Debug)]
+enum Work {
+    Write {
+        dst: DevicePtr,
+        bytes: Box<[u8]>,
+    },
+    Copy {
+        dst: DevicePtr,
+        from: usize,
+        src: DevicePtr,
+        extent: Extent2d,
+    },
+    Fill {
+        dst: DevicePtr,
+        value: FillValue,
+        extent: Extent2d,
+    },
+    Record {
+        record: Arc<Record>,
+        /// Queries still to come until it may run by itself.
+        late: u32,
+    },
+    Wait(Arc<Record>),
+}
+
+#[derive(Debug)]
+struct Queued {
+    call: Call,
+    work: Work,
+    /// When it was submitted, on the clock that also stamps mappings.
+    stamp: u64,
+    /// The same in microseconds; it does not start before.
+    not_before: f64,
+}
+
+impl Queued {
+    fn is_runnable(&self) -> bool {
+        match &self.work {
+            Work::Wait(record) => record.is_finished(),
+            Work::Record { late, .. } => *late == 0,
+            Work::Write { .. } | Work::Copy { .. } | Work::Fill { .. } => true,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Stream {
+    priority: i32,
+    /// When what it has done so far was done, in microseconds of device time.
+    clock: f64,
+    queue: VecDeque<Queued>,
+    destroyed: bool,
+}
+
+impl Stream {
+    fn new(priority: i32) -> Self {
+        Self {
+            priority,
+            clock: 0.0,
+            queue: VecDeque::new(),
+            destroyed: false,
+        }
+    }
+}
+
+/// What a device was asked and what it holds. See [`SimDevice::counters`](super::SimDevice::counters).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SimCounters {
+    pub(super) calls: PerCall<u64>,
+    /// What the calls cost by the latency table, in microseconds.
+    pub device_microseconds: f64,
+    /// Host time spent inside the calls that move memory or wait, in nanoseconds.
+    pub host_nanoseconds: u64,
+    /// Physical pages that exist.
+    pub pages: u64,
+    /// Segments that exist.
+    pub segments: u64,
+    /// What they take of the device, in bytes.
+    pub held_bytes: u64,
+    /// The most that they have taken, in bytes, since the counters were reset.
+    pub peak_held_bytes: u64,
+}
+
+impl SimCounters {
+    /// How often `call` was made, including the times it failed.
+    #[must_use]
+    pub const fn calls(&self, call: Call) -> u64 {
+        self.calls.get(call)
+    }
+
+    /// How many calls were made.
+    #[must_use]
+    pub fn total_calls(&self) -> u64 {
+        Call::ALL.iter().map(|&call| self.calls(call)).sum()
+    }
+}
+
+/// One device of the world.
+#[derive(Debug)]
+pub(super) struct DeviceState {
+    pub(super) memory: Memory,
+    pub(super) errors: Vec<String>,
+    pub(super) faults: Vec<Fault>,
+    pub(super) late_queries: u32,
+    latencies: LatencyTable,
+    max_ops_per_step: u32,
+    streams: BTreeMap<StreamId, Stream>,
+    calls: PerCall<u64>,
+    device_microseconds: f64,
+    pub(super) host_nanoseconds: u64,
+    peak_held_bytes: u64,
+}
+
+impl DeviceState {
+    pub(super) fn new(memory: Memory, latencies: LatencyTable, max_ops_per_step: u32) -> Self {
+        Self {
+            memory,
+            errors: Vec::new(),
+            faults: Vec::new(),
+            late_queries: 0,
+            latencies,
+            max_ops_per_step,
+            streams: BTreeMap::from([(StreamId::DEFAULT, Stream::new(0))]),
+            calls: PerCall::all(0),
+            device_microseconds: 0.0,
+            host_nanoseconds: 0,
+            peak_held_bytes: 0,
+        }
+    }
+
+    pub(super) fn counters(&self) -> SimCounters {
+        SimCounters {
+            calls: self.calls,
+            device_microseconds: self.device_microseconds,
+            host_nanoseconds: self.host_nanoseconds,
+            pages: self.memory.pages(),
+            segments: self.memory.segments(),
+            held_bytes: self.memory.held_bytes(),
+            peak_held_bytes: self.peak_held_bytes,
+        }
+    }
+
+    pub(super) fn reset_counters(&mut self) {
+        self.calls = PerCall::all(0);
+        self.device_microseconds = 0.0;
+        self.host_nanoseconds = 0;
+        self.peak_held_bytes = self.memory.held_bytes();
+    }
+
+    pub(super) fn note_held_bytes(&mut self) {
+        self.peak_held_bytes = self.peak_held_bytes.max(self.memory.held_bytes());
+    }
+
+    pub(super) fn pending_ops(&self) -> usize {
+        self.streams.values().map(|stream| stream.queue.len()).sum()
+    }
+
+    /// The stream a call names.
+    fn stream(&mut self, call: Call, id: StreamId) -> DeviceResult<&mut Stream> {
+        self.streams
+            .get_mut(&id)
+            .filter(|stream| !stream.destroyed)
+            .ok_or_else(|| invalid(call, format!("there is no stream {id}")))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) devices: Vec<DeviceState>,
+    events: BTreeMap<EventId, Event>,
+    next_stream: u64,
+    next_event: u64,
+    rng: Rng,
+    /// Stamps mappings and submissions in the order they happen.
+    stamp: u64,
+    /// Host time in microseconds: what calls have cost, and what waiting has been seen to take.
+    now: f64,
+    pending: usize,
+}
+
+impl World {
+    pub(super) fn new(devices: Vec<DeviceState>, seed: u64) -> Self {
+        Self {
+            devices,
+            events: BTreeMap::new(),
+            next_stream: 1,
+            next_event: 1,
+            rng: Rng(seed),
+            stamp: 0,
+            now: 0.0,
+            pending: 0,
+        }
+    }
+
+    /// Begins a device call: counts it, charges for it, fails it if that was asked for, and lets
+    /// time pass.
+    pub(super) fn begin(&mut self, device: usize, call: Call, bytes: u64) -> DeviceResult<()> {
+        let state = &mut self.devices[device];
+        *state.calls.get_mut(call) += 1;
+        let cost = state.latencies.call(call).microseconds(bytes);
+        state.device_microseconds += cost;
+        self.now += cost;
+        if let Some(error) = Self::fault(state, call, bytes) {
+            return Err(error);
+        }
+        self.pass_time(device);
+        Ok(())
+    }
+
+    fn fault(state: &mut DeviceState, call: Call, bytes: u64) -> Option<DeviceError> {
+        let mut fired = None;
+        state.faults.retain_mut(|fault| {
+            if !fault.matches(call) {
+                return true;
+            }
+            if fault.left > 1 {
+                fault.left -= 1;
+                return true;
+            }
+            fired.get_or_insert_with(|| fault.clone());
+            fault.repeats
+        });
+        let fault = fired?;
+        Some(fault.error(call, state.memory.out_of_memory(call, bytes)))
+    }
+
+    /// The next stamp for a mapping or a submission.
+    pub(super) fn tick(&mut self) -> u64 {
+        self.stamp += 1;
+        self.stamp
+    }
+
+    // ---- scheduling -----------------------------------------------------------------------
+
+    /// Runs a random few pieces of work that could run, of any stream of any device.
+    fn pass_time(&mut self, device: usize) {
+        let most = self.devices[device].max_ops_per_step as usize;
+        if self.pending == 0 || most == 0 {
+            return;
+        }
+        for _ in 0..self.rng.index(most + 1) {
+            if !self.run_any() {
+                break;
+            }
+        }
+    }
+
+    /// Runs one piece of work that can run. False if there was none.
+    fn run_any(&mut self) -> bool {
+        let mut candidates: Vec<StreamKey> = Vec::new();
+        for (device, state) in self.devices.iter().enumerate() {
+            let ready = |stream: &Stream| stream.queue.front().is_some_and(Queued::is_runnable);
+            // Streams with a lower priority number are served first.
+            let ready: Vec<_> = state.streams.iter().filter(|(_, s)| ready(s)).collect();
+            let first = ready.iter().map(|(_, stream)| stream.priority).min();
+            candidates.extend(
+                ready
+                    .iter()
+                    .filter(|(_, stream)| Some(stream.priority) == first)
+                    .map(|(id, _)| (device, **id)),
+            );
+        }
+        if candidates.is_empty() {
+            return false;
+        }
+        let chosen = self.rng.index(candidates.len());
+        self.run_head(candidates[chosen]);
+        true
+    }
+
+    /// Runs one piece of pending work, or brings a late event one step nearer where there is
+    /// nothing else. False if nothing is pending.
+    pub(super) fn step(&mut self) -> bool {
+        if self.pending == 0 {
+            return false;
+        }
+        if !self.run_any() {
+            let heads = self
+                .devices
+                .iter_mut()
+                .flat_map(|state| state.streams.values_mut())
+                .filter_map(|stream| stream.queue.front_mut());
+            for queued in heads {
+                if let Work::Record { late, .. } = &mut queued.work {
+                    *late = late.saturating_sub(1);
+                }
+            }
+        }
+        true
+    }
+
+    /// Runs what is needed until `stream` has done all its work, other streams' work in between.
+    fn finish_stream(&mut self, device: usize, stream: StreamKey) {
+        while self.is_busy(stream) {
+            self.pass_time(device);
+            if let Some(needed) = self.needed_for(stream) {
+                self.run_head(needed);
+            }
+        }
+        if let Some(stream) = self.devices[stream.0].streams.get(&stream.1) {
+            self.now = self.now.max(stream.clock);
+        }
+    }
+
+    /// Runs what is needed until the device has done all its work.
+    pub(super) fn finish_device(&mut self, device: usize) {
+        loop {
+            let streams = self.devices[device].streams.iter();
+            let busy: Vec<_> = streams
+                .filter(|(_, stream)| !stream.queue.is_empty())
+                .map(|(id, _)| *id)
+                .collect();
+            if busy.is_empty() {
+                break;
+            }
+            let chosen = self.rng.index(busy.len());
+            if let Some(needed) = self.needed_for((device, busy[chosen])) {
+                self.run_head(needed);
+            }
+            self.pass_time(device);
+        }
+        let clocks = self.devices[device].streams.values().map(|s| s.clock);
+        self.now = clocks.fold(self.now, f64::max);
+    }
+
+    fn is_busy(&self, (device, id): StreamKey) -> bool {
+        let stream = self.devices[device].streams.get(&id);
+        stream.is_some_and(|stream| !stream.queue.is_empty())
+    }
+
+    /// The stream whose next piece of work must run before `stream` can go on: itself, unless it
+    /// waits. Ends, because each step goes to earlier work (see the module).
+    fn needed_for(&self, mut stream: StreamKey) -> Option<StreamKey> {
+        loop {
+            let (device, id) = stream;
+            let head = self.devices[device].streams.get(&id)?.queue.front()?;
+            match &head.work {
+                Work::Wait(record) if !record.is_finished() => stream = record.stream,
+                _ => return Some(stream),
+            }
+        }
+    }
+
+    /// Runs the oldest work of a stream. It must not be a wait for something unfinished.
+    fn run_head(&mut self, (device, id): StreamKey) {
+        let state = &mut self.devices[device];
+        let Some(stream) = state.streams.get_mut(&id) else {
+            return;
+        };
+        let Some(queued) = stream.queue.pop_front() else {
+            return;
+        };
+        self.pending -= 1;
+        stream.clock = stream.clock.max(queued.not_before);
+        let stamp = queued.stamp;
+        let outcome = match queued.work {
+            Work::Record { record, .. } => {
+                // A record runs once, so the time is not set yet.
+                let _ = record.finished.set(stream.clock);
+                Ok(0.0)
+            }
+            Work::Wait(record) => {
+                let finished = record.finished.get().copied().unwrap_or_default();
+                stream.clock = stream.clock.max(finished);
+                Ok(0.0)
+            }
+            Work::Write { dst, bytes } => {
+                let cost = state.latencies.host_copy;
+                let len = bytes.len() as u64;
+                let done = state.memory.write(dst, &bytes, stamp);
+                done.map(|()| cost.microseconds(len))
+            }
+            Work::Fill { dst, value, extent } => {
+                let cost = state.latencies.fill;
+                let done = state.memory.fill(dst, value, extent, stamp);
+                done.map(|()| work_cost(cost, extent))
+            }
+            Work::Copy {
+                dst,
+                from,
+                src,
+                extent,
+            } => {
+                let cost = if from == device {
+                    state.latencies.device_copy
+                } else {
+                    state.latencies.peer_copy
+                };
+                let source = &self.devices[from].memory;
+                let target = &self.devices[device].memory;
+                let done = target.copy(dst, source, src, extent, stamp);
+                done.map(|()| work_cost(cost, extent))
+            }
+        };
+        let state = &mut self.devices[device];
+        match outcome {
+            Ok(microseconds) => {
+                if let Some(stream) = state.streams.get_mut(&id) {
+                    stream.clock += microseconds;
+                }
+            }
+            Err(reason) => {
+                let call = queued.call.name();
+                state
+                    .errors
+                    .push(format!("{call} on stream {id}: {reason}"));
+            }
+        }
+        let gone = |stream: &Stream| stream.destroyed && stream.queue.is_empty();
+        if state.streams.get(&id).is_some_and(gone) {
+            state.streams.remove(&id);
+        }
+    }
+
+    /// Queues work on a stream.
+    fn submit(&mut self, (device, id): StreamKey, call: Call, work: Work) -> DeviceResult<()> {
+        let stamp = self.tick();
+        let not_before = self.now;
+        let stream = self.devices[device].stream(call, id)?;
+        stream.queue.push_back(Queued {
+            call,
+            work,
+            stamp,
+            not_before,
+        });
+        self.pending += 1;
+        Ok(())
+    }
+
+    // ---- streams and events ---------------------------------------------------------------
+
+    pub(super) fn create_stream(&mut self, device: usize, priority: i32) -> StreamId {
+        let id = StreamId(self.next_stream);
+        self.next_stream += 1;
+        let mut stream = Stream::new(priority);
+        stream.clock = self.now;
+        self.devices[device].streams.insert(id, stream);
+        id
+    }
+
+    pub(super) fn destroy_stream(&mut self, device: usize, id: StreamId) -> DeviceResult<()> {
+        let call = Call::DestroyStream;
+        if id == StreamId::DEFAULT {
+            return Err(invalid(call, "the default stream cannot be destroyed"));
+        }
+        let state = &mut self.devices[device];
+        let stream = state.stream(call, id)?;
+        stream.destroyed = true;
+        if stream.queue.is_empty() {
+            state.streams.remove(&id);
+        }
+        Ok(())
+    }
+
+    pub(super) fn query_stream(&mut self, device: usize, id: StreamId) -> DeviceResult<bool> {
+        let stream = self.devices[device].stream(Call::QueryStream, id)?;
+        let done = stream.queue.is_empty();
+        let clock = stream.clock;
+        if done {
+            self.now = self.now.max(clock);
+        }
+        Ok(done)
+    }
+
+    pub(super) fn synchronize_stream(
+        &mut self,
+        device: usize,
+        call: Call,
+        id: StreamId,
+    ) -> DeviceResult<()> {
+        self.devices[device].stream(call, id)?;
+        self.finish_stream(device, (device, id));
+        Ok(())
+    }
+
+    pub(super) fn create_event(&mut self, device: usize) -> EventId {
+        let id = EventId(self.next_event);
+        self.next_event += 1;
+        let record = None;
+        self.events.insert(id, Event { device, record });
+        id
+    }
+
+    fn event(&self, call: Call, id: EventId) -> DeviceResult<&Event> {
+        self.events
+            .get(&id)
+            .ok_or_else(|| invalid(call, format!("there is no event {}", id.0)))
+    }
+
+    /// An event of this very device.
+    fn own_event(&self, device: usize, call: Call, id: EventId) -> DeviceResult<&Event> {
+        let event = self.event(call, id)?;
+        if event.device == device {
+            Ok(event)
+        } else {
+            let reason = format!("event {} belongs to device {}", id.0, event.device);
+            Err(invalid(call, reason))
+        }
+    }
+
+    pub(super) fn destroy_event(&mut self, id: EventId) -> DeviceResult<()> {
+        self.event(Call::DestroyEvent, id)?;
+        self.events.remove(&id);
+        Ok(())
+    }
+
+    pub(super) fn record_event(
+        &mut self,
+        device: usize,
+        id: EventId,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        let call = Call::RecordEvent;
+        self.own_event(device, call, id)?;
+        let record = Arc::new(Record {
+            stream: (device, stream),
+            finished: OnceLock::new(),
+        });
+        let work = Work::Record {
+            record: Arc::clone(&record),
+            late: self.devices[device].late_queries,
+        };
+        self.submit((device, stream), call, work)?;
+        if let Some(event) = self.events.get_mut(&id) {
+            event.record = Some(record);
+        }
+        Ok(())
+    }
+
+    pub(super) fn query_event(&mut self, id: EventId) -> DeviceResult<bool> {
+        let Some(record) = self.event(Call::QueryEvent, id)?.record.clone() else {
+            return Ok(true);
+        };
+        if let Some(&finished) = record.finished.get() {
+            self.now = self.now.max(finished);
+            return Ok(true);
+        }
+        let (device, stream) = record.stream;
+        let stream = self.devices[device].streams.get_mut(&stream);
+        if let Some(head) = stream.and_then(|stream| stream.queue.front_mut())
+            && let Work::Record { record: next, late } = &mut head.work
+            && Arc::ptr_eq(next, &record)
+        {
+            *late = late.saturating_sub(1);
+        }
+        Ok(false)
+    }
+
+    pub(super) fn synchronize_event(&mut self, device: usize, id: EventId) -> DeviceResult<()> {
+        let Some(record) = self.event(Call::SynchronizeEvent, id)?.record.clone() else {
+            return Ok(());
+        };
+        loop {
+            if let Some(&finished) = record.finished.get() {
+                self.now = self.now.max(finished);
+                return Ok(());
+            }
+            self.pass_time(device);
+            if !record.is_finished()
+                && let Some(needed) = self.needed_for(record.stream)
+            {
+                self.run_head(needed);
+            }
+        }
+    }
+
+    pub(super) fn wait_event(
+        &mut self,
+        device: usize,
+        stream: StreamId,
+        id: EventId,
+    ) -> DeviceResult<()> {
+        let call = Call::WaitEvent;
+        self.devices[device].stream(call, stream)?;
+        match self.event(call, id)?.record.clone() {
+            Some(record) => self.submit((device, stream), call, Work::Wait(record)),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn elapsed_microseconds(
+        &self,
+        device: usize,
+        start: EventId,
+        end: EventId,
+    ) -> DeviceResult<f64> {
+        let call = Call::ElapsedMicroseconds;
+        let finished = |id: EventId| {
+            let event = self.own_event(device, call, id)?;
+            let record = event
+                .record
+                .as_ref()
+                .ok_or_else(|| invalid(call, format!("event {} is not recorded", id.0)))?;
+            let time = record.finished.get().copied();
+            time.ok_or_else(|| invalid(call, format!("event {} is not finished", id.0)))
+        };
+        Ok(finished(end)? - finished(start)?)
+    }
+
+    // ---- moving bytes ---------------------------------------------------------------------
+
+    fn check(&self, device: usize, call: Call, ptr: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let checked = self.devices[device].memory.check(ptr, bytes, u64::MAX);
+        checked.map_err(|reason| invalid(call, reason))
+    }
+
+    pub(super) fn copy_from_host(
+        &mut self,
+        device: usize,
+        dst: DevicePtr,
+        src: &[u8],
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        let call = Call::CopyFromHost;
+        self.devices[device].stream(call, stream)?;
+        self.check(device, call, dst, src.len() as u64)?;
+        if src.is_empty() {
+            return Ok(());
+        }
+        let bytes = Box::from(src);
+        self.submit((device, stream), call, Work::Write { dst, bytes })
+    }
+
+    pub(super) fn copy_to_host(
+        &mut self,
+        device: usize,
+        dst: &mut [u8],
+        src: DevicePtr,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        let call = Call::CopyToHost;
+        self.devices[device].stream(call, stream)?;
+        self.check(device, call, src, dst.len() as u64)?;
+        self.finish_stream(device, (device, stream));
+        let state = &mut self.devices[device];
+        let read = state.memory.read(dst, src, u64::MAX);
+        read.map_err(|reason| invalid(call, reason))?;
+        let cost = state.latencies.host_copy.microseconds(dst.len() as u64);
+        let now = self.now;
+        let stream = state.stream(call, stream)?;
+        stream.clock = stream.clock.max(now) + cost;
+        self.now = stream.clock;
+        Ok(())
+    }
+
+    /// Copies rows from device `from`.
+    pub(super) fn copy_rows(
+        &mut self,
+        (device, stream): StreamKey,
+        call: Call,
+        dst: DevicePtr,
+        from: usize,
+        src: DevicePtr,
+        extent: Extent2d,
+    ) -> DeviceResult<()> {
+        self.devices[device].stream(call, stream)?;
+        if from >= self.devices.len() {
+            let reason = format!("there is no device {from}, only {}", self.devices.len());
+            return Err(invalid(call, reason));
+        }
+        let to_span = row_span(call, extent, extent.dst_pitch)?;
+        let from_span = row_span(call, extent, extent.src_pitch)?;
+        self.check(device, call, dst, to_span)?;
+        self.check(from, call, src, from_span)?;
+        if to_span == 0 {
+            return Ok(());
+        }
+        if from == device && rows_overlap(dst, src, extent) {
+            let reason = format!("{to_span} bytes at {dst} and {from_span} at {src} overlap");
+            return Err(invalid(call, reason));
+        }
+        let work = Work::Copy {
+            dst,
+            from,
+            src,
+            extent,
+        };
+        self.submit((device, stream), call, work)
+    }
+
+    /// Fills rows.
+    pub(super) fn fill_rows(
+        &mut self,
+        (device, stream): StreamKey,
+        call: Call,
+        dst: DevicePtr,
+        value: FillValue,
+        extent: Extent2d,
+    ) -> DeviceResult<()> {
+        self.devices[device].stream(call, stream)?;
+        let size = value.bytes();
+        let multiples = [
+            ("address", dst.0),
+            ("width", extent.width_bytes),
+            // Of one row the pitch does not matter.
+            (
+                "pitch",
+                if extent.height > 1 {
+                    extent.dst_pitch
+                } else {
+                    0
+                },
+            ),
+        ];
+        for (what, number) in multiples {
+            if !number.is_multiple_of(size) {
+                let reason =
+                    format!("the {what} {number} is no multiple of the value's {size} bytes");
+                return Err(invalid(call, reason));
+            }
+        }
+        let bytes = row_span(call, extent, extent.dst_pitch)?;
+        self.check(device, call, dst, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.submit((device, stream), call, Work::Fill { dst, value, extent })
+    }
+}
+
+/// The world's index of a device.
+pub(super) fn position(index: DeviceIndex) -> usize {
+    index.0 as usize
+}
+
+fn work_cost(cost: Cost, extent: Extent2d) -> f64 {
+    cost.microseconds(extent.width_bytes.saturating_mul(extent.height))
+}
+
+/// [`span`](super::memory::span) for a call's arguments.
+fn row_span(call: Call, extent: Extent2d, pitch: u64) -> DeviceResult<u64> {
+    if extent.height > 1 && pitch < extent.width_bytes {
+        let reason = format!(
+            "pitch {pitch} is less than the width, {}",
+            extent.width_bytes
+        );
+        return Err(invalid(call, reason));
+    }
+    super::memory::span(extent, pitch).map_err(|reason| invalid(call, reason))
+}
+
+/// Whether a row of the destination shares a byte with a row of the source. The spans of both do
+/// not pass the end of the address space.
+fn rows_overlap(dst: DevicePtr, src: DevicePtr, extent: Extent2d) -> bool {
+    let Extent2d {
+        width_bytes: width,
+        height,
+        dst_pitch,
+        src_pitch,
+    } = extent;
+    (0..height).any(|row| {
+        let start = dst.0 + row * dst_pitch;
+        // The last source row that starts before this row ends.
+        let Some(reach) = (start + width).checked_sub(src.0 + 1) else {
+            return false;
+        };
+        let last = if height > 1 {
+            (reach / src_pitch).min(height - 1)
+        } else {
+            0
+        };
+        src.0 + last * src_pitch + width > start
+    })
+}
