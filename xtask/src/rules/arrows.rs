@@ -1,6 +1,7 @@
 //! Which crate may depend on which: the borders of ARCHITECTURE.md.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::{DependencyKind, Package};
@@ -54,6 +55,33 @@ pub(super) fn check_few_dependencies(workspace: &Workspace) -> Result<()> {
         names.into_iter().collect::<Vec<_>>().join(", ")
     );
     Ok(())
+}
+
+/// Every dependency, also of tests, has its reason in ARCHITECTURE.md.
+pub(super) fn check_reasons(workspace: &Workspace) -> Result<()> {
+    let document = fs::read_to_string(workspace.root.join("ARCHITECTURE.md"))
+        .context("cannot read ARCHITECTURE.md")?;
+    let used = workspace
+        .members()
+        .into_iter()
+        .flat_map(|package| &package.dependencies)
+        // Ours have arrows instead.
+        .filter(|dependency| dependency.path.is_none())
+        .map(|dependency| dependency.name.as_str())
+        .collect();
+    report(&without_reason(&used, &document))
+}
+
+fn without_reason(used: &BTreeSet<&str>, document: &str) -> Vec<String> {
+    let first_cells: BTreeSet<&str> = document
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.split(" | ").next())
+        .flat_map(|cell| cell.split(", "))
+        .collect();
+    used.iter()
+        .filter(|name| !first_cells.contains(format!("`{name}`").as_str()))
+        .map(|name| format!("ARCHITECTURE.md does not say why {name} is there"))
+        .collect()
 }
 
 /// Whether a dependency reaches a user's build; those of tests do not.
@@ -138,6 +166,15 @@ mod tests {
         let broken = broken(&with_new, LAYERS);
         assert_eq!(broken.len(), 1);
         assert!(broken[0].starts_with("new is not in the list"));
+    }
+
+    #[test]
+    fn a_dependency_without_a_reason_is_named() {
+        let document = "| dependency | why |\n|---|---|\n| `a`, `b` | of use, like `c` |\n";
+        assert_eq!(
+            without_reason(&BTreeSet::from(["a", "b", "c"]), document),
+            ["ARCHITECTURE.md does not say why c is there"]
+        );
     }
 
     #[test]

@@ -14,12 +14,13 @@ use crate::workspace::Workspace;
 pub(crate) type Rule = (&'static str, fn(&Workspace) -> Result<()>);
 
 /// Every rule.
-pub(crate) const RULES: [Rule; 6] = [
+pub(crate) const RULES: [Rule; 7] = [
     ("crates depend on each other only as allowed", arrows::check),
     (
         "lastref-alloc has few dependencies",
         arrows::check_few_dependencies,
     ),
+    ("dependencies have a reason", arrows::check_reasons),
     (
         "docs/unsafe.md lists the files with unsafe code",
         unsafety::check_listed,
