@@ -11,14 +11,18 @@
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
+#[cfg(not(loom))]
+pub(crate) use std::thread_local;
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
+#[cfg(loom)]
+pub(crate) use loom::thread_local;
 
 /// Locks, also after a panic in another holder: what we protect is kept consistent at every point
 /// where foreign code can run, so a poisoned lock says nothing about it.

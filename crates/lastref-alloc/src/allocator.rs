@@ -1,0 +1,717 @@
+//! The caching allocator: public face, and the climb of the out-of-memory ladder.
+//!
+//! ```text
+//!  CachingAllocator ─┐
+//!  Block ────────────┼──▶ Shared ── device
+//!  Block ────────────┘      ├── Mutex<State>: heap, clocks, statistics, history
+//!                           └── Mutex<Vec<Reclaimer>>
+//! ```
+//!
+//! # Lock order
+//!
+//! The two locks are never held together. The state's lock is held over device calls that do not
+//! wait, never while waiting for the device and never while foreign code (a reclaimer) runs.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use lastref_snapshot::{Snapshot, TraceAction};
+use thiserror::Error;
+
+use crate::block::Block;
+use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, StreamId};
+use crate::error::{AllocError, InvalidFraction, OutOfMemoryError};
+use crate::heap::{MIN_BLOCK_BYTES, NodeId};
+use crate::ladder::{ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungOutcome, RungReport};
+use crate::state::{Miss, POOLS, Request, State};
+use crate::stats::MemoryStats;
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local};
+
+/// No device has more; sizes up to this can be added without overflow.
+const MAX_BYTES: u64 = 1 << 60;
+
+thread_local! {
+    /// Whether this thread is inside a reclaimer. An allocation made there does not call them.
+    static RECLAIMING: Cell<bool> = Cell::new(false);
+}
+
+/// Where a device's memory comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub enum Backing {
+    /// Virtual memory where the device has it, segments otherwise.
+    #[default]
+    Auto,
+    /// Segments, also where the device has virtual memory.
+    Segments,
+}
+
+/// How an allocator is set up.
+///
+/// # Examples
+///
+/// ```
+/// use lastref_alloc::{AllocatorOptions, Backing};
+///
+/// let options = AllocatorOptions::new().with_backing(Backing::Segments).with_history(10_000);
+/// # let _ = options;
+/// ```
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct AllocatorOptions {
+    backing: Backing,
+    max_history_entries: usize,
+    memory_limit: Option<u64>,
+}
+
+impl AllocatorOptions {
+    /// The defaults: virtual memory where there is some, no limit, no history.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Chooses where memory comes from.
+    #[must_use]
+    pub const fn with_backing(mut self, backing: Backing) -> Self {
+        self.backing = backing;
+        self
+    }
+
+    /// Keeps the latest `max_entries` entries of history. 0, the default, keeps none.
+    #[must_use]
+    pub const fn with_history(mut self, max_entries: usize) -> Self {
+        self.max_history_entries = max_entries;
+        self
+    }
+
+    /// Sets the most bytes that may be obtained from the device.
+    #[must_use]
+    pub const fn with_memory_limit(mut self, bytes: u64) -> Self {
+        self.memory_limit = Some(bytes);
+        self
+    }
+}
+
+/// How thoroughly [`CachingAllocator::check_invariants`] looks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum CheckLevel {
+    /// Sums against sums: cheap enough for every step.
+    Counters,
+    /// Walks every block, list and page table.
+    Structure,
+    /// Also asks the device whether it agrees on the bytes in use.
+    Device,
+}
+
+/// An invariant of the allocator does not hold: a bug in this crate, or memory overwritten.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("allocator invariant broken: {0}")]
+pub struct InvariantViolation(String);
+
+/// A caching allocator for the memory of one device.
+///
+/// Freed memory is kept, since asking the device is slow and the program will likely ask again.
+/// [`empty_cache`](Self::empty_cache) gives it back, and the allocator does so itself before it
+/// reports out of memory (see [`ladder`](crate::ladder)).
+///
+/// Cloning makes another handle to the same allocator. All methods may be called from any thread.
+/// Sizes are rounded up to 512 bytes. When the last handle and the last block are gone, all memory
+/// goes back to the device.
+///
+/// # Examples
+///
+/// ```
+/// use lastref_alloc::{CachingAllocator, StreamId, sim::{SimDevice, SimOptions}};
+///
+/// let allocator = CachingAllocator::new(SimDevice::new(SimOptions::new(1 << 30))?);
+/// let block = allocator.alloc(1_000_000, StreamId::DEFAULT)?;
+/// assert_eq!(allocator.stats().requested_bytes.all.current, 1_000_000);
+///
+/// drop(block);
+/// let stats = allocator.stats();
+/// assert_eq!(stats.allocated_bytes.all.current, 0, "freed at once");
+/// assert_eq!(stats.reserved_bytes.all.current, 2 << 20, "and kept");
+///
+/// assert_eq!(allocator.empty_cache()?, 2 << 20);
+/// assert_eq!(allocator.stats().reserved_bytes.all.current, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct CachingAllocator<D: Device> {
+    shared: Arc<Shared<D>>,
+}
+
+impl<D: Device> CachingAllocator<D> {
+    /// An allocator with the default options.
+    #[must_use]
+    pub fn new(device: D) -> Self {
+        Self::with_options(device, &AllocatorOptions::default())
+    }
+
+    /// An allocator set up as `options` say.
+    #[must_use]
+    pub fn with_options(device: D, options: &AllocatorOptions) -> Self {
+        let properties = device.properties();
+        let page_bytes = match options.backing {
+            Backing::Auto => properties.page_bytes,
+            Backing::Segments => None,
+        };
+        let mut state = State::new(page_bytes, properties.total_bytes);
+        state.limit = options.memory_limit;
+        state.history.set_max_entries(options.max_history_entries);
+        let shared = Shared {
+            device,
+            state: Mutex::new(state),
+            reclaimers: Mutex::new(Vec::new()),
+            next_reclaimer: AtomicU64::new(0),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    pub(crate) const fn from_shared(shared: Arc<Shared<D>>) -> Self {
+        Self { shared }
+    }
+
+    /// The device whose memory this is.
+    #[must_use]
+    pub fn device(&self) -> &D {
+        &self.shared.device
+    }
+
+    /// Allocates `bytes` bytes, to be used on `stream`; see [`Block`] for what that means.
+    ///
+    /// Takes free memory that `stream` may use at once, else memory that other streams are done
+    /// with, else asks the device; if that fails, climbs the [ladder](crate::ladder).
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::OutOfMemory`] if the memory is full now and nothing helped,
+    /// [`AllocError::TooLarge`] if it could never fit, [`AllocError::Device`] if the device
+    /// failed otherwise or there is no such stream. Nothing is held in any of these cases.
+    pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<Block<D>, AllocError> {
+        let shared = &self.shared;
+        let block =
+            |node, ptr, rounded| Block::new(Arc::clone(shared), node, ptr, bytes, rounded, stream);
+        if bytes == 0 {
+            return Ok(block(None, DevicePtr::NULL, 0));
+        }
+        if bytes > MAX_BYTES {
+            return Err(shared.too_large(bytes, &lock(&shared.state)));
+        }
+        let rounded = bytes.next_multiple_of(MIN_BLOCK_BYTES);
+        let mut state = lock(&shared.state);
+        let slot = state.clocks.slot(&shared.device, stream)?;
+        if state.clocks.is_retired(slot) {
+            return Err(AllocError::RetiredStream { stream });
+        }
+        let request = Request {
+            requested: bytes,
+            bytes: rounded,
+            stream: slot,
+        };
+        match state.attempt(&shared.device, &request) {
+            Ok(node) => {
+                let ptr = DevicePtr(state.heap.node(node).addr);
+                drop(state);
+                Ok(block(Some(node), ptr, rounded))
+            }
+            Err(Miss::Device(error)) => Err(error.into()),
+            Err(Miss::Full) => {
+                let (node, ptr) = shared.climb(state, &request)?;
+                Ok(block(Some(node), ptr, rounded))
+            }
+        }
+    }
+
+    /// Gives all cached memory back to the device, where other programs can see it, and returns
+    /// how many bytes that was. Waits first for the streams that still use freed memory.
+    ///
+    /// What is live stays, and with virtual memory so does the rest of a page that a live block
+    /// lies in. Does not enlarge what this process can allocate: the allocator gives its cache
+    /// back by itself before it fails.
+    ///
+    /// # Errors
+    ///
+    /// The device's, if waiting failed. Memory whose work is done was given back all the same.
+    pub fn empty_cache(&self) -> DeviceResult<u64> {
+        let waited = self.shared.wait_for_streams();
+        let released = lock(&self.shared.state).release_cached(&self.shared.device);
+        waited.map(|_| released)
+    }
+
+    /// Sets the most bytes that may be obtained from the device; `None` lifts the limit. Memory
+    /// already obtained is not taken away.
+    pub fn set_memory_limit(&self, bytes: Option<u64>) {
+        lock(&self.shared.state).limit = bytes;
+    }
+
+    /// The limit, if one is set.
+    #[must_use]
+    pub fn memory_limit(&self) -> Option<u64> {
+        lock(&self.shared.state).limit
+    }
+
+    /// Sets the limit to a fraction of the device's memory; 1 lifts it.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidFraction`] unless it is a number from 0 to 1.
+    pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), InvalidFraction> {
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(InvalidFraction(fraction));
+        }
+        let total = self.shared.device.properties().total_bytes;
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a fraction of a device to within a few bytes; it is not negative"
+        )]
+        let limit = (total as f64 * fraction) as u64;
+        self.set_memory_limit((fraction < 1.0).then_some(limit));
+        Ok(())
+    }
+
+    /// The statistics now.
+    #[must_use]
+    pub fn stats(&self) -> MemoryStats {
+        lock(&self.shared.state).stats.clone()
+    }
+
+    /// Sets every peak to the current value.
+    pub fn reset_peak_stats(&self) {
+        lock(&self.shared.state).stats.reset_peaks();
+    }
+
+    /// Sets everything that is counted up (allocated, freed, retries, rungs) to zero.
+    pub fn reset_accumulated_stats(&self) {
+        lock(&self.shared.state).stats.reset_accumulated();
+    }
+
+    /// Keeps the latest `max_entries` entries of history from now on; 0 turns it off.
+    pub fn record_history(&self, max_entries: usize) {
+        lock(&self.shared.state)
+            .history
+            .set_max_entries(max_entries);
+    }
+
+    /// Everything the allocator holds, as data: segments, blocks, history.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let mut state = lock(&self.shared.state);
+        let active = state.stats.active_bytes.all.current;
+        state.history.push(
+            TraceAction::Snapshot,
+            DevicePtr::NULL,
+            active,
+            StreamId::DEFAULT,
+        );
+        state.snapshot(self.shared.device.properties().index.0)
+    }
+
+    /// Checks that the allocator's books are in order. For tests and for chasing memory bugs.
+    ///
+    /// # Errors
+    ///
+    /// [`InvariantViolation`], which says what is wrong. With [`CheckLevel::Device`] also if the
+    /// device cannot be asked.
+    pub fn check_invariants(&self, level: CheckLevel) -> Result<(), InvariantViolation> {
+        let state = lock(&self.shared.state);
+        state
+            .check(level >= CheckLevel::Structure)
+            .map_err(InvariantViolation)?;
+        if level >= CheckLevel::Device {
+            let info = self.shared.device.memory_info();
+            let info = info.map_err(|e| InvariantViolation(e.to_string()))?;
+            let in_use = info.total_bytes - info.free_bytes;
+            if in_use < state.reserved() {
+                let reserved = state.reserved();
+                return Err(InvariantViolation(format!(
+                    "{reserved} bytes reserved, but the device says {in_use} are in use"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a reclaimer, to be called before an allocation fails.
+    pub fn add_reclaimer(&self, reclaimer: Arc<dyn Reclaimer>) -> ReclaimerId {
+        // Only uniqueness matters; the lock below orders the rest.
+        let id = ReclaimerId(self.shared.next_reclaimer.fetch_add(1, Ordering::Relaxed));
+        let mut reclaimers = lock(&self.shared.reclaimers);
+        let level = reclaimer.level();
+        let at = reclaimers.partition_point(|(_, other)| other.level() <= level);
+        reclaimers.insert(at, (id, reclaimer));
+        id
+    }
+
+    /// Removes a reclaimer; false if it was not there. A call to it that another thread has begun
+    /// may still be running.
+    pub fn remove_reclaimer(&self, id: ReclaimerId) -> bool {
+        let mut reclaimers = lock(&self.shared.reclaimers);
+        let at = reclaimers.iter().position(|(other, _)| *other == id);
+        let removed = at.map(|at| reclaimers.remove(at));
+        // Its destructor is foreign code: it runs after the lock is gone.
+        drop(reclaimers);
+        removed.is_some()
+    }
+
+    /// Tells the allocator that `stream` is about to be destroyed: records a last event on it, and
+    /// allocates on it no more. Blocks used on it stay valid and may be dropped later. To be
+    /// called after the last work was submitted and before the stream is destroyed.
+    ///
+    /// # Errors
+    ///
+    /// The device's; the stream is then not retired.
+    pub fn retire_stream(&self, stream: StreamId) -> DeviceResult<()> {
+        lock(&self.shared.state)
+            .clocks
+            .retire(&self.shared.device, stream)
+    }
+}
+
+impl<D: Device> Clone for CachingAllocator<D> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+}
+
+impl<D: Device> fmt::Debug for CachingAllocator<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CachingAllocator")
+            .field("device", &self.shared.device.properties().name)
+            .field("reserved_bytes", &lock(&self.shared.state).reserved())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What handles and blocks share.
+pub(crate) struct Shared<D: Device> {
+    device: D,
+    state: Mutex<State>,
+    /// Sorted by level, then by age.
+    reclaimers: Mutex<Vec<(ReclaimerId, Arc<dyn Reclaimer>)>>,
+    next_reclaimer: AtomicU64,
+}
+
+impl<D: Device> Shared<D> {
+    pub(crate) fn free(&self, node: NodeId) {
+        lock(&self.state).free(node);
+    }
+
+    pub(crate) fn record_stream(&self, node: NodeId, stream: StreamId) -> DeviceResult<()> {
+        let mut state = lock(&self.state);
+        let slot = state.clocks.slot(&self.device, stream)?;
+        let block = state.heap.node_mut(node);
+        if block.stream != slot && !block.recorded.contains(&slot) {
+            block.recorded.push(slot);
+        }
+        Ok(())
+    }
+
+    /// Waits for all streams that still use freed memory, with no lock held. Returns the bytes
+    /// that became usable by it.
+    fn wait_for_streams(&self) -> DeviceResult<u64> {
+        let mut state = lock(&self.state);
+        let behind = state.clocks.behind();
+        if behind.is_empty() {
+            return Ok(0);
+        }
+        state.stats.num_sync_all_streams += 1;
+        drop(state);
+        let mut result = Ok(0);
+        let mut reached = Vec::new();
+        for stream in &behind {
+            match stream.wait(&self.device) {
+                Ok(()) => reached.push(stream),
+                Err(error) => result = Err(error),
+            }
+        }
+        let mut state = lock(&self.state);
+        let pending = state.pending_bytes();
+        for stream in reached {
+            state.clocks.caught_up(stream);
+        }
+        state.sweep_pending();
+        result.map(|_: u64| pending - state.pending_bytes())
+    }
+
+    // ---- the ladder ----------------------------------------------------------------------------
+
+    /// Climbs the ladder after an attempt that found the memory full.
+    fn climb(
+        &self,
+        state: MutexGuard<'_, State>,
+        request: &Request,
+    ) -> Result<(NodeId, DevicePtr), AllocError> {
+        let most = self.most(&state);
+        if request.bytes > most {
+            return Err(self.too_large(request.requested, &state));
+        }
+        let mut climb = Climb {
+            shared: self,
+            request,
+            rungs: Vec::new(),
+        };
+        drop(state);
+        if let Some(found) = climb.cheap_rungs()? {
+            return Ok(found);
+        }
+        if let Some(found) = climb.reclaimers()? {
+            return Ok(found);
+        }
+        // Other threads may have freed memory since the last search.
+        if let Some(found) = climb.attempt(&mut lock(&self.state))? {
+            return Ok(found);
+        }
+        Err(AllocError::OutOfMemory(Box::new(climb.error()?)))
+    }
+
+    /// The most bytes that could be reserved, whatever was freed.
+    fn most(&self, state: &State) -> u64 {
+        let total = self.device.properties().total_bytes;
+        state.limit.map_or(total, |limit| limit.min(total))
+    }
+
+    fn too_large(&self, requested: u64, state: &State) -> AllocError {
+        let most = self.most(state);
+        let properties = self.device.properties();
+        let (total, device) = (properties.total_bytes, properties.index);
+        AllocError::TooLarge {
+            requested,
+            most,
+            limited: most < total,
+            device,
+        }
+    }
+}
+
+impl<D: Device> Drop for Shared<D> {
+    fn drop(&mut self) {
+        // A device that cannot even wait is beyond being given memory back.
+        if self.device.synchronize().is_ok() {
+            lock(&self.state).tear_down(&self.device);
+        }
+    }
+}
+
+/// One allocation's way up the ladder.
+struct Climb<'a, D: Device> {
+    shared: &'a Shared<D>,
+    request: &'a Request,
+    rungs: Vec<RungReport>,
+}
+
+type Found = Option<(NodeId, DevicePtr)>;
+
+impl<D: Device> Climb<'_, D> {
+    fn attempt(&self, state: &mut State) -> Result<Found, AllocError> {
+        match state.attempt(&self.shared.device, self.request) {
+            Ok(node) => Ok(Some((node, DevicePtr(state.heap.node(node).addr)))),
+            Err(Miss::Full) => Ok(None),
+            Err(Miss::Device(error)) => Err(error.into()),
+        }
+    }
+
+    /// Releasing what is cached, then waiting for streams and releasing again.
+    fn cheap_rungs(&mut self) -> Result<Found, AllocError> {
+        let state = lock(&self.shared.state);
+        if self.best_case(&state)? < self.request.bytes {
+            drop(state);
+            const REASON: &str = "all that is free, cached and pending is less than the request";
+            self.skip(Rung::ReleaseCached, REASON);
+            self.skip(Rung::WaitForStreams, REASON);
+            return Ok(None);
+        }
+        if state.releasable() == 0 {
+            drop(state);
+            self.skip(Rung::ReleaseCached, "nothing cached can go back");
+        } else if let Some(found) = self.release_and_retry(state)? {
+            return Ok(Some(found));
+        }
+        if lock(&self.shared.state).clocks.behind().is_empty() {
+            self.skip(Rung::WaitForStreams, "no stream uses freed memory");
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let waited = self.shared.wait_for_streams();
+        let result = waited
+            .as_ref()
+            .map(|bytes| *bytes)
+            .map_err(ToString::to_string);
+        self.report(Rung::WaitForStreams, started, result);
+        let mut state = lock(&self.shared.state);
+        if let Some(found) = self.attempt(&mut state)? {
+            return Ok(Some(found));
+        }
+        if state.releasable() == 0 {
+            return Ok(None);
+        }
+        self.release_and_retry(state)
+    }
+
+    fn release_and_retry(&mut self, mut state: MutexGuard<'_, State>) -> Result<Found, AllocError> {
+        let started = Instant::now();
+        state.stats.num_alloc_retries += 1;
+        let released = state.release_cached(&self.shared.device);
+        let found = self.attempt(&mut state);
+        drop(state);
+        self.report(Rung::ReleaseCached, started, Ok(released));
+        found
+    }
+
+    /// The bytes that releasing and waiting could make available at the very best.
+    fn best_case(&self, state: &State) -> Result<u64, DeviceError> {
+        let free = self.shared.device.memory_info()?.free_bytes;
+        let reserved = state.reserved();
+        let under_limit = state.limit.unwrap_or(u64::MAX).saturating_sub(reserved);
+        let in_use = state.stats.allocated_bytes.all.current;
+        Ok(free.min(under_limit).saturating_add(reserved - in_use))
+    }
+
+    fn reclaimers(&mut self) -> Result<Found, AllocError> {
+        let reclaimers = lock(&self.shared.reclaimers).clone();
+        let inside = RECLAIMING.with(Cell::get);
+        for (_, reclaimer) in reclaimers {
+            let rung = Rung::Reclaimer(reclaimer.name().to_owned());
+            if inside {
+                self.skip(rung, "this thread is inside a reclaimer");
+                continue;
+            }
+            let request = ReclaimRequest {
+                device: self.shared.device.properties().index,
+                bytes_needed: self.request.bytes,
+            };
+            let before = lock(&self.shared.state).stats.allocated_bytes.all.freed;
+            let started = Instant::now();
+            let guard = Reclaiming::enter();
+            let result = catch_unwind(AssertUnwindSafe(|| reclaimer.reclaim(&request)));
+            drop(guard);
+            let result = result.map_err(|panic| format!("it panicked: {}", panic_text(&*panic)));
+            let says = *result.as_ref().unwrap_or(&0);
+            self.report(rung, started, result);
+            // It may have freed more than it knows of, or another thread did.
+            let freed = lock(&self.shared.state).stats.allocated_bytes.all.freed != before;
+            if (says > 0 || freed)
+                && let Some(found) = self.retry_after_reclaim()?
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    fn retry_after_reclaim(&mut self) -> Result<Found, AllocError> {
+        if let Some(found) = self.attempt(&mut lock(&self.shared.state))? {
+            return Ok(Some(found));
+        }
+        self.cheap_rungs()
+    }
+
+    fn skip(&mut self, rung: Rung, reason: &'static str) {
+        let outcome = RungOutcome::Skipped { reason };
+        self.rungs.push(RungReport {
+            rung,
+            outcome,
+            bytes_freed: 0,
+            microseconds: 0,
+        });
+    }
+
+    fn report(&mut self, rung: Rung, started: Instant, result: Result<u64, String>) {
+        let microseconds = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let mut state = lock(&self.shared.state);
+        let totals = state.stats.rungs.entry(rung.clone()).or_default();
+        totals.num_tried += 1;
+        totals.microseconds += microseconds;
+        let (outcome, bytes_freed) = match result {
+            Ok(bytes) => (RungOutcome::Tried, bytes),
+            Err(text) => {
+                totals.num_failed += 1;
+                (RungOutcome::Failed(text), 0)
+            }
+        };
+        totals.bytes_freed = totals.bytes_freed.saturating_add(bytes_freed);
+        drop(state);
+        self.rungs.push(RungReport {
+            rung,
+            outcome,
+            bytes_freed,
+            microseconds,
+        });
+    }
+
+    /// The report, with numbers of one moment.
+    fn error(self) -> Result<OutOfMemoryError, AllocError> {
+        let Self {
+            shared,
+            request,
+            rungs,
+        } = self;
+        let mut state = lock(&shared.state);
+        let info = shared.device.memory_info()?;
+        state.stats.num_ooms += 1;
+        let stream = state.clocks.stream(request.stream);
+        let action = TraceAction::Oom {
+            device_free_bytes: info.free_bytes,
+        };
+        state
+            .history
+            .push(action, DevicePtr::NULL, request.requested, stream);
+        let properties = shared.device.properties();
+        let allocated = state.stats.allocated_bytes.all.current;
+        let pending = state.pending_bytes();
+        let reserved = state.reserved();
+        Ok(OutOfMemoryError {
+            requested: request.requested,
+            rounded: request.bytes,
+            device: properties.index,
+            device_name: properties.name.clone(),
+            capacity: info.total_bytes,
+            device_free: info.free_bytes,
+            limit: state.limit,
+            allocated,
+            pending,
+            cached: reserved - allocated - pending,
+            other: info
+                .total_bytes
+                .saturating_sub(info.free_bytes)
+                .saturating_sub(reserved),
+            largest_hole: POOLS
+                .map(|pool| state.heap.largest_free(pool))
+                .into_iter()
+                .max()
+                .unwrap_or(0),
+            rungs,
+        })
+    }
+}
+
+/// Marks this thread as being inside a reclaimer; unmarks it when dropped, also by a panic.
+struct Reclaiming;
+
+impl Reclaiming {
+    fn enter() -> Self {
+        RECLAIMING.with(|inside| inside.set(true));
+        Self
+    }
+}
+
+impl Drop for Reclaiming {
+    fn drop(&mut self) {
+        RECLAIMING.with(|inside| inside.set(false));
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}

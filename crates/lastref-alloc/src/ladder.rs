@@ -1,0 +1,143 @@
+//! The out-of-memory ladder: what is tried, in which order, before anyone sees an error.
+//!
+//! 1. **Cached memory** back to the device, then the allocation again.
+//! 2. **Waiting** for the streams that still use freed memory, then a search, 1 and the allocation
+//!    again.
+//! 3. **Reclaimers**, by level: registered code that can make memory free. After each that gave
+//!    something, the free lists are searched again, and 1 and 2 repeated.
+//!
+//! The ladder is the same for a full device and for a limit set by the user. A rung that cannot
+//! satisfy the request even at its best is skipped, and says so. The allocator's lock is held
+//! neither while waiting nor while a reclaimer runs.
+
+use std::fmt;
+
+use crate::device::DeviceIndex;
+use crate::error::Bytes;
+
+/// When a [`Reclaimer`] is called, relative to the others. Within a level: in the order in which
+/// they were added.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum ReclaimLevel {
+    /// Gives up memory that is quickly made again, such as a library's workspace.
+    Purge,
+    /// Finds memory that nothing uses, such as unreachable cycles.
+    Collect,
+    /// Gives up something of value, such as moving tensors to the host.
+    Spill,
+}
+
+/// What a [`Reclaimer`] is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct ReclaimRequest {
+    /// The device that is full.
+    pub device: DeviceIndex,
+    /// The size of the allocation that failed, in bytes. Giving less can still help.
+    pub bytes_needed: u64,
+}
+
+/// Code that can make device memory free when an allocation would fail otherwise.
+///
+/// # Threads
+///
+/// Called on the allocating thread, with no lock of the allocator held: it may drop blocks, and it
+/// may allocate. If an allocation it makes fails, reclaimers are not called again for that one.
+/// Several threads may call it at once. A panic in it is caught and counts as giving nothing.
+pub trait Reclaimer: Send + Sync {
+    /// A short name for reports.
+    fn name(&self) -> &str;
+
+    /// When it is called.
+    fn level(&self) -> ReclaimLevel;
+
+    /// Makes memory free and returns how many bytes it gave up, as far as it knows.
+    fn reclaim(&self, request: &ReclaimRequest) -> u64;
+}
+
+/// Names a reclaimer that was added, to remove it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ReclaimerId(pub(crate) u64);
+
+/// A rung of the ladder.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum Rung {
+    /// Cached memory was given back to the device.
+    ReleaseCached,
+    /// Streams that still used freed memory were waited for.
+    WaitForStreams,
+    /// A reclaimer, by name.
+    Reclaimer(String),
+}
+
+impl fmt::Display for Rung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ReleaseCached => f.write_str("give cached memory back to the device"),
+            Self::WaitForStreams => f.write_str("wait for streams that use freed memory"),
+            Self::Reclaimer(name) => write!(f, "reclaimer \"{name}\""),
+        }
+    }
+}
+
+/// How a rung ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum RungOutcome {
+    /// It ran.
+    Tried,
+    /// It was skipped: even at its best it could not have satisfied the request.
+    Skipped {
+        /// Why.
+        reason: &'static str,
+    },
+    /// It failed, with this text.
+    Failed(String),
+}
+
+/// What one rung did for one allocation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RungReport {
+    /// Which rung.
+    pub rung: Rung,
+    /// How it ended.
+    pub outcome: RungOutcome,
+    /// Bytes it gave: to the device by releasing, to the free lists by waiting, and what a
+    /// reclaimer says it gave up.
+    pub bytes_freed: u64,
+    /// How long it took.
+    pub microseconds: u64,
+}
+
+impl fmt::Display for RungReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.rung)?;
+        match &self.outcome {
+            RungOutcome::Tried => {
+                write!(
+                    f,
+                    "gave {} in {} us",
+                    Bytes(self.bytes_freed),
+                    self.microseconds
+                )
+            }
+            RungOutcome::Skipped { reason } => write!(f, "skipped, {reason}"),
+            RungOutcome::Failed(text) => write!(f, "failed, {text}"),
+        }
+    }
+}
+
+/// What a rung did for all allocations so far.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct RungTotals {
+    /// How often it ran.
+    pub num_tried: u64,
+    /// How often it failed.
+    pub num_failed: u64,
+    /// Bytes it gave.
+    pub bytes_freed: u64,
+    /// How long it took, in all.
+    pub microseconds: u64,
+}

@@ -1,0 +1,289 @@
+//! Statistics in PyTorch's families and words.
+//!
+//! Each [`Stat`] has four faces: *current*, *peak* since the last reset, *allocated* (all that was
+//! ever added) and *freed* (all that was ever taken away); `current = allocated - freed` between
+//! resets. Each family is kept for both pools and for all together ([`StatByPool`]).
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::ladder::{Rung, RungTotals};
+
+/// The two pools: blocks up to 128 KiB and all others. They never share a segment or a page, so
+/// that long-lived small blocks do not pin memory that large ones need.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum PoolKind {
+    /// Blocks of at most [`PoolKind::MAX_SMALL_BYTES`].
+    Small = 0,
+    /// Larger blocks.
+    Large = 1,
+}
+
+impl PoolKind {
+    /// The largest small block, in bytes. PyTorch's limit is 1 MiB; on real allocation traces
+    /// 128 KiB wasted less.
+    pub const MAX_SMALL_BYTES: u64 = 128 << 10;
+
+    /// The pool for blocks of `bytes` bytes.
+    #[must_use]
+    pub const fn for_size(bytes: u64) -> Self {
+        if bytes <= Self::MAX_SMALL_BYTES {
+            Self::Small
+        } else {
+            Self::Large
+        }
+    }
+}
+
+impl fmt::Display for PoolKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Small => "small",
+            Self::Large => "large",
+        })
+    }
+}
+
+/// One number with its history. Bytes or counts, as its family says.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Stat {
+    /// The value now.
+    pub current: u64,
+    /// The highest value since the start or the last reset of peaks.
+    pub peak: u64,
+    /// The sum of all increases.
+    pub allocated: u64,
+    /// The sum of all decreases.
+    pub freed: u64,
+}
+
+impl Stat {
+    fn increase(&mut self, by: u64) {
+        self.current += by;
+        self.allocated += by;
+        self.peak = self.peak.max(self.current);
+    }
+
+    fn decrease(&mut self, by: u64) {
+        debug_assert!(by <= self.current, "a statistic fell below zero");
+        self.current -= by;
+        self.freed += by;
+    }
+}
+
+/// A statistic for all memory and for each pool.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct StatByPool {
+    /// Both pools together.
+    pub all: Stat,
+    /// The small pool.
+    pub small_pool: Stat,
+    /// The large pool.
+    pub large_pool: Stat,
+}
+
+impl StatByPool {
+    fn pool_mut(&mut self, pool: PoolKind) -> &mut Stat {
+        match pool {
+            PoolKind::Small => &mut self.small_pool,
+            PoolKind::Large => &mut self.large_pool,
+        }
+    }
+
+    pub(crate) fn increase(&mut self, pool: PoolKind, by: u64) {
+        self.all.increase(by);
+        self.pool_mut(pool).increase(by);
+    }
+
+    pub(crate) fn decrease(&mut self, pool: PoolKind, by: u64) {
+        self.all.decrease(by);
+        self.pool_mut(pool).decrease(by);
+    }
+
+    /// Books the change to a value that is counted elsewhere.
+    pub(crate) fn set(&mut self, pool: PoolKind, value: u64) {
+        let current = self.pool_mut(pool).current;
+        if value > current {
+            self.increase(pool, value - current);
+        } else if value < current {
+            self.decrease(pool, current - value);
+        }
+    }
+
+    fn faces(&mut self) -> [&mut Stat; 3] {
+        [&mut self.all, &mut self.small_pool, &mut self.large_pool]
+    }
+}
+
+/// All statistics of one device's allocator.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct MemoryStats {
+    /// Number of blocks held by callers.
+    pub allocation: StatByPool,
+    /// Number of segments; a contiguous mapped stretch of virtual memory counts as one.
+    pub segment: StatByPool,
+    /// Number of blocks held by callers or still used by a stream.
+    pub active: StatByPool,
+    /// Number of free blocks of which some part cannot go back to the device.
+    pub inactive_split: StatByPool,
+    /// Bytes in blocks held by callers, rounding included.
+    pub allocated_bytes: StatByPool,
+    /// Bytes obtained from the device.
+    pub reserved_bytes: StatByPool,
+    /// Bytes in blocks held by callers or still used by a stream.
+    pub active_bytes: StatByPool,
+    /// Bytes of free blocks that cannot go back to the device, since a block shares their page or
+    /// segment.
+    pub inactive_split_bytes: StatByPool,
+    /// Bytes that callers asked for, in the blocks that they hold.
+    pub requested_bytes: StatByPool,
+    /// How often an allocation had to give cached memory back before it was tried again.
+    pub num_alloc_retries: u64,
+    /// How often an allocation failed for want of memory.
+    pub num_ooms: u64,
+    /// How often the allocator waited for streams.
+    pub num_sync_all_streams: u64,
+    /// Device calls that obtained memory: segments and pages.
+    pub num_device_alloc: u64,
+    /// Device calls that gave memory back.
+    pub num_device_free: u64,
+    /// Device calls that failed where the caller could not be told: in a free, a poll, a clean-up.
+    pub num_device_errors: u64,
+    /// What each rung of the out-of-memory ladder was asked and gave.
+    pub rungs: BTreeMap<Rung, RungTotals>,
+}
+
+impl MemoryStats {
+    /// The families with PyTorch's names for them.
+    #[must_use]
+    pub fn families(&self) -> [(&'static str, &StatByPool); 9] {
+        [
+            ("allocation", &self.allocation),
+            ("segment", &self.segment),
+            ("active", &self.active),
+            ("inactive_split", &self.inactive_split),
+            ("allocated_bytes", &self.allocated_bytes),
+            ("reserved_bytes", &self.reserved_bytes),
+            ("active_bytes", &self.active_bytes),
+            ("inactive_split_bytes", &self.inactive_split_bytes),
+            ("requested_bytes", &self.requested_bytes),
+        ]
+    }
+
+    fn families_mut(&mut self) -> [&mut StatByPool; 9] {
+        [
+            &mut self.allocation,
+            &mut self.segment,
+            &mut self.active,
+            &mut self.inactive_split,
+            &mut self.allocated_bytes,
+            &mut self.reserved_bytes,
+            &mut self.active_bytes,
+            &mut self.inactive_split_bytes,
+            &mut self.requested_bytes,
+        ]
+    }
+
+    /// Every number under the key that `torch.cuda.memory_stats()` gives it, such as
+    /// `allocated_bytes.all.peak`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let stats = lastref_alloc::MemoryStats::default();
+    /// let keys: Vec<String> = stats.torch_keys().into_iter().map(|(key, _)| key).collect();
+    /// assert!(keys.contains(&"reserved_bytes.small_pool.current".to_string()));
+    /// ```
+    #[must_use]
+    pub fn torch_keys(&self) -> Vec<(String, u64)> {
+        let mut keys = Vec::new();
+        for (family, stat) in self.families() {
+            let pools = [
+                ("all", stat.all),
+                ("small_pool", stat.small_pool),
+                ("large_pool", stat.large_pool),
+            ];
+            for (pool, stat) in pools {
+                let faces = [
+                    ("current", stat.current),
+                    ("peak", stat.peak),
+                    ("allocated", stat.allocated),
+                    ("freed", stat.freed),
+                ];
+                keys.extend(faces.map(|(face, value)| (format!("{family}.{pool}.{face}"), value)));
+            }
+        }
+        let scalars = [
+            ("num_alloc_retries", self.num_alloc_retries),
+            ("num_ooms", self.num_ooms),
+            ("num_sync_all_streams", self.num_sync_all_streams),
+            ("num_device_alloc", self.num_device_alloc),
+            ("num_device_free", self.num_device_free),
+            ("num_device_errors", self.num_device_errors),
+        ];
+        keys.extend(scalars.map(|(key, value)| (key.to_owned(), value)));
+        keys
+    }
+
+    pub(crate) fn reset_peaks(&mut self) {
+        for family in self.families_mut() {
+            for stat in family.faces() {
+                stat.peak = stat.current;
+            }
+        }
+    }
+
+    pub(crate) fn reset_accumulated(&mut self) {
+        for family in self.families_mut() {
+            for stat in family.faces() {
+                stat.allocated = 0;
+                stat.freed = 0;
+            }
+        }
+        self.num_alloc_retries = 0;
+        self.num_ooms = 0;
+        self.num_sync_all_streams = 0;
+        self.num_device_alloc = 0;
+        self.num_device_free = 0;
+        self.num_device_errors = 0;
+        self.rungs.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn set_books_the_difference_and_keeps_the_peak() {
+        let mut stat = StatByPool::default();
+        stat.set(PoolKind::Small, 10);
+        stat.set(PoolKind::Large, 5);
+        stat.set(PoolKind::Small, 4);
+        assert_eq!(
+            stat.all,
+            Stat {
+                current: 9,
+                peak: 15,
+                allocated: 15,
+                freed: 6
+            }
+        );
+        assert_eq!(
+            stat.small_pool,
+            Stat {
+                current: 4,
+                peak: 10,
+                allocated: 10,
+                freed: 6
+            }
+        );
+    }
+
+    #[test]
+    fn every_family_has_all_its_keys() {
+        let keys = MemoryStats::default().torch_keys();
+        assert_eq!(keys.len(), 9 * 3 * 4 + 6);
+    }
+}
