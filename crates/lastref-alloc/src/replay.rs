@@ -724,3 +724,327 @@ fn pattern(index: usize) -> u32 {
     let [a, b, c, d, ..] = word(index, 0);
     u32::from_ne_bytes([a, b, c, d])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::{Fault, SimOptions};
+
+    const MIB: u64 = 1 << 20;
+
+    fn trace(lines: &str) -> Trace {
+        let csv = format!("op,id,bytes,stream,phase,label\n{lines}");
+        Trace::read(csv.as_bytes()).expect("the test's trace is sound")
+    }
+
+    fn allocator(capacity: u64) -> CachingAllocator<SimDevice> {
+        CachingAllocator::new(SimDevice::new(SimOptions::new(capacity)).unwrap())
+    }
+
+    fn verified() -> ReplayOptions<'static> {
+        ReplayOptions {
+            verify: true,
+            ..ReplayOptions::default()
+        }
+    }
+
+    fn scaled_by(scale: u64) -> ReplayOptions<'static> {
+        ReplayOptions {
+            scale: NonZeroU64::new(scale).unwrap(),
+            ..verified()
+        }
+    }
+
+    /// Sizes around everything that is rounded or stepped, two streams, some never freed.
+    fn varied() -> Trace {
+        let mut lines = String::new();
+        let sizes = [
+            0,
+            1,
+            7,
+            8,
+            9,
+            511,
+            513,
+            131_073,
+            2 * MIB - 1,
+            2 * MIB + 3,
+            9 * MIB + 1,
+        ];
+        for round in 0..3 {
+            for (i, bytes) in sizes.iter().enumerate() {
+                let id = round * sizes.len() + i;
+                lines += &format!("alloc,{id},{bytes},{},p,l\n", i % 2 * 5);
+            }
+            for i in (0..sizes.len()).step_by(3) {
+                lines += &format!("free,{},0,0,p,\n", round * sizes.len() + i);
+            }
+        }
+        trace(&lines)
+    }
+
+    #[test]
+    fn a_replay_counts_what_the_trace_and_the_device_did() {
+        let trace = trace(
+            "alloc,1,4194304,0,p,a\nalloc,2,4194304,0,p,b\nfree,1,0,0,p,\nalloc,3,4194304,0,p,c\n",
+        );
+        let allocator = allocator(64 * MIB);
+        let report = replay(&allocator, &trace, ReplayOptions::default()).unwrap();
+        assert_eq!(report.operations, 4);
+        assert_eq!(report.peak_live_bytes, 8 * MIB);
+        assert_eq!(report.peak_reserved_bytes, 8 * MIB);
+        assert!((report.reserved_over_live() - 1.0).abs() < 1e-12);
+        assert_eq!(report.device_allocations, 4, "pages of 2 MiB");
+        assert!(
+            report.device_microseconds > 4.0 * 193.0,
+            "creating a page takes 193"
+        );
+        assert!(report.nanoseconds_per_operation() > 0.0);
+        assert_eq!(report.out_of_memory, None);
+        assert_eq!(
+            allocator.stats().allocated_bytes.all.current,
+            0,
+            "freed at the end"
+        );
+    }
+
+    #[test]
+    fn verifying_changes_nothing_that_is_reported_but_time() {
+        let trace = varied();
+        let plain = replay(&allocator(512 * MIB), &trace, ReplayOptions::default()).unwrap();
+        let verifying = replay(&allocator(512 * MIB), &trace, verified()).unwrap();
+        let same = ReplayReport {
+            host_time: plain.host_time,
+            device_microseconds: plain.device_microseconds,
+            ..verifying.clone()
+        };
+        assert_eq!(same, plain);
+        let difference = verifying.device_microseconds - plain.device_microseconds;
+        // Work that is really pending makes the allocator ask about events; that costs little.
+        assert!((0.0..100.0).contains(&difference), "{difference}");
+    }
+
+    #[test]
+    fn every_size_survives_verification_whole_and_by_words() {
+        for options in [verified(), scaled_by(2), scaled_by(64)] {
+            let report = replay(&allocator(512 * MIB), &varied(), options).unwrap();
+            assert_eq!(report.operations, varied().operations().len() as u64);
+        }
+    }
+
+    #[test]
+    fn sizes_are_divided_but_never_to_nothing() {
+        let trace = trace("alloc,1,6400,0,p,a\nalloc,2,3,0,p,b\nalloc,3,0,0,p,c\n");
+        let scale = NonZeroU64::new(64).unwrap();
+        assert_eq!(peak_live_bytes(&trace, scale), 100 + 1);
+        assert_eq!(
+            peak_live_bytes(&trace, NonZeroU64::MIN),
+            trace.peak_live_bytes()
+        );
+    }
+
+    #[test]
+    fn out_of_memory_is_reported_with_its_place_and_what_came_before() {
+        let trace = trace("alloc,1,9000000,0,p,a\nalloc,7,90000000,3,p,culprit\nfree,1,0,0,p,\n");
+        let allocator = allocator(64 * MIB);
+        let report = replay(&allocator, &trace, verified()).unwrap();
+        assert_eq!((report.operations, report.peak_live_bytes), (1, 9_000_000));
+        let failed = report.out_of_memory.expect("90 MB do not fit into 64 MiB");
+        assert_eq!(failed.requested, 90_000_000);
+        assert_eq!(
+            failed.place.to_string(),
+            "operation 1 (line 3, id 7, stream 3, label \"culprit\")"
+        );
+        assert_eq!(
+            allocator.stats().allocated_bytes.all.current,
+            0,
+            "nothing is kept"
+        );
+    }
+
+    #[test]
+    fn another_failure_of_the_device_is_an_error_with_its_place() {
+        let allocator = allocator(64 * MIB);
+        allocator.device().inject(Fault::nth(Call::CreatePage, 2));
+        let trace = trace("alloc,1,100,0,p,a\nalloc,2,3000000,0,p,b\n");
+        let error = replay(&allocator, &trace, verified()).unwrap_err();
+        assert!(
+            matches!(&error, ReplayError::Alloc { place, .. } if place.operation == 1),
+            "{error}"
+        );
+        assert_eq!(
+            allocator.stats().allocated_bytes.all.current,
+            0,
+            "nothing is kept"
+        );
+    }
+
+    #[test]
+    fn streams_of_the_trace_are_destroyed_again() {
+        let allocator = allocator(64 * MIB);
+        let trace = trace("alloc,1,600,5,p,a\nalloc,2,600,9,p,b\nfree,1,0,0,p,\n");
+        replay(&allocator, &trace, verified()).unwrap();
+        let counters = allocator.device().counters();
+        assert_eq!(
+            counters.calls(Call::CreateStream),
+            0,
+            "made before the counting begins"
+        );
+        assert_eq!(counters.calls(Call::DestroyStream), 2);
+    }
+
+    #[test]
+    fn progress_reports_rising_numbers_of_operations() {
+        let lines: String = (0..10_000)
+            .map(|id| format!("alloc,{id},8,0,p,l\n"))
+            .collect();
+        let mut seen = Vec::new();
+        let options = ReplayOptions {
+            progress: Some(&mut |done| seen.push(done)),
+            ..ReplayOptions::default()
+        };
+        replay(&allocator(64 * MIB), &trace(&lines), options).unwrap();
+        assert_eq!(seen, [0, 4096, 8192]);
+    }
+
+    #[test]
+    fn the_smallest_device_completes_and_one_a_step_smaller_does_not() {
+        let trace = trace("alloc,1,5000000,0,p,a\nalloc,2,100,0,p,b\nalloc,3,3000000,0,p,c\n");
+        let made = |bytes| Ok(allocator(bytes));
+        let smallest = smallest(&trace, verified(), made).unwrap();
+        assert_eq!(smallest.bytes % SMALLEST_STEP_BYTES, 0);
+        assert!(smallest.over_live() >= 1.0);
+        assert_eq!(smallest.report.out_of_memory, None);
+        assert_eq!(smallest.report.operations, 3);
+        let less = allocator(smallest.bytes - SMALLEST_STEP_BYTES);
+        let report = replay(&less, &trace, ReplayOptions::default()).unwrap();
+        assert!(report.out_of_memory.is_some());
+    }
+
+    /// A block of `bytes` bytes, and a trace whose operation 0 allocates it.
+    fn stamped(bytes: u64) -> (CachingAllocator<SimDevice>, Block<SimDevice>, Trace) {
+        let allocator = allocator(64 * MIB);
+        let block = allocator.alloc(bytes, StreamId::DEFAULT).unwrap();
+        (allocator, block, trace(&format!("alloc,1,{bytes},0,p,l\n")))
+    }
+
+    #[test]
+    fn a_changed_byte_is_found_in_every_place_that_is_promised() {
+        let bytes = 5 * MIB + 3;
+        let by_words = [0, 7, 2 * MIB, 4 * MIB + 7, bytes - 8, bytes - 1];
+        let whole = [
+            0,
+            1,
+            9,
+            12345,
+            MIB - 1,
+            MIB,
+            3 * MIB + 77,
+            bytes - 2,
+            bytes - 1,
+        ];
+        for (scale, places) in [(1, &by_words[..]), (2, &whole[..])] {
+            for &at in places {
+                let (allocator, block, trace) = stamped(bytes);
+                let device = allocator.device();
+                let mut verifier = Verifier::new(device, 1, NonZeroU64::new(scale).unwrap());
+                let operation = &trace.operations()[0];
+                assert!(verifier.allocated(&block, bytes, operation, 0).is_ok());
+                device.synchronize().unwrap();
+                let place = block.ptr().offset(at);
+                let byte = device.read_bytes(place, 1).unwrap()[0];
+                device.write_bytes(place, &[byte ^ 0x40]).unwrap();
+                let Err(unsound) = verifier.freed(&block, bytes, operation) else {
+                    panic!("byte {at} changed at scale {scale}, and nobody saw it");
+                };
+                let text = unsound.at(&trace, 0).to_string();
+                assert!(text.contains("stream 0, label \"l\""), "{text}");
+                if scale == 2 {
+                    assert!(text.contains(&format!("byte {at} of the block")), "{text}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn overlapping_blocks_are_found() {
+        let (allocator, block, trace) = stamped(1000);
+        let other = allocator.alloc(1000, StreamId::DEFAULT).unwrap();
+        let mut verifier = Verifier::new(allocator.device(), 3, NonZeroU64::MIN);
+        let operation = &trace.operations()[0];
+        assert!(verifier.allocated(&block, 1000, operation, 0).is_ok());
+        assert!(verifier.allocated(&other, 1000, operation, 1).is_ok());
+        let Err(Unsound::Found(reason)) = verifier.allocated(&block, 1000, operation, 2) else {
+            panic!("a block handed out twice, and nobody saw it");
+        };
+        assert!(
+            reason.contains("overlaps") && reason.contains("operation 0 holds"),
+            "{reason}"
+        );
+        // Also one that only begins inside another.
+        verifier
+            .intervals
+            .insert(block.ptr().0 - 4096, (block.ptr().0 + 1, 9));
+        verifier.intervals.remove(&block.ptr().0);
+        assert!(verifier.allocated(&block, 1000, operation, 2).is_err());
+    }
+
+    #[test]
+    fn a_block_shorter_than_asked_for_is_found() {
+        let (allocator, block, trace) = stamped(1000);
+        let mut verifier = Verifier::new(allocator.device(), 1, NonZeroU64::MIN);
+        let operation = &trace.operations()[0];
+        let result = verifier.allocated(&block, block.allocated_bytes() + 1, operation, 0);
+        assert!(matches!(result, Err(Unsound::Found(_))));
+    }
+
+    #[test]
+    fn what_the_trace_leaves_is_checked_at_the_end() {
+        let (allocator, block, trace) = stamped(1000);
+        let device = allocator.device();
+        let mut verifier = Verifier::new(device, 1, NonZeroU64::MIN);
+        assert!(
+            verifier
+                .allocated(&block, 1000, &trace.operations()[0], 0)
+                .is_ok()
+        );
+        device.synchronize().unwrap();
+        let place = block.ptr();
+        let blocks = [Some(block)];
+        assert!(verifier.finish(&trace, &blocks).is_ok());
+        device.write_bytes(place, &[0; 8]).unwrap();
+        assert!(verifier.finish(&trace, &blocks).is_err());
+    }
+
+    #[test]
+    fn checked_words_cover_both_ends_and_do_not_overlap() {
+        for bytes in (1..40)
+            .chain(2 * MIB - 20..2 * MIB + 20)
+            .chain([6 * MIB, 6 * MIB + 5])
+        {
+            let words: Vec<_> = words(bytes).collect();
+            assert_eq!(words[0], (0, bytes.min(8) as usize), "{bytes}");
+            let (last, length) = words[words.len() - 1];
+            assert_eq!(last + length as u64, bytes);
+            for pair in words.windows(2) {
+                assert!(
+                    pair[0].0 + pair[0].1 as u64 <= pair[1].0,
+                    "{bytes}: {pair:?}"
+                );
+                assert!(
+                    pair[1].0 - pair[0].0 <= STAMP_STEP_BYTES,
+                    "{bytes}: {pair:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn no_two_allocations_write_the_same() {
+        let mut seen = std::collections::HashSet::new();
+        for index in 0..100_000 {
+            assert!(seen.insert(pattern(index)), "{index}");
+            assert_ne!(word(index, 0), word(index, STAMP_STEP_BYTES));
+        }
+    }
+}
