@@ -1,0 +1,74 @@
+//! The table of `memory_summary`, laid out as torch's.
+
+use std::fmt::Write as _;
+
+use crate::alloc::{MemoryStats, Stat, StatByPool};
+
+/// Inner width of the table.
+const WIDTH: usize = 75;
+
+pub(crate) fn table(stats: &MemoryStats, device: u32) -> String {
+    let mut out = String::new();
+    let double = "=".repeat(WIDTH);
+    let single = "-".repeat(WIDTH);
+    let title = format!("lastref CUDA memory summary, device ID {device}");
+    let ooms = format!("CUDA OOMs: {}", stats.num_ooms);
+    let retries = format!("allocations retried: {}", stats.num_alloc_retries);
+    line(&mut out, &double);
+    line(&mut out, &format!("{title:^WIDTH$}"));
+    line(&mut out, &single);
+    line(&mut out, &format!("{ooms:^37}|{retries:^37}"));
+    line(&mut out, &double);
+    line(
+        &mut out,
+        "        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  ",
+    );
+    let families: [(&str, &StatByPool, fn(u64) -> String); 9] = [
+        ("Allocated memory", &stats.allocated_bytes, bytes),
+        ("Active memory", &stats.active_bytes, bytes),
+        ("Requested memory", &stats.requested_bytes, bytes),
+        ("GPU reserved memory", &stats.reserved_bytes, bytes),
+        ("Non-releasable memory", &stats.inactive_split_bytes, bytes),
+        ("Allocations", &stats.allocation, number),
+        ("Active allocs", &stats.active, number),
+        ("GPU reserved segments", &stats.segment, number),
+        ("Non-releasable allocs", &stats.inactive_split, number),
+    ];
+    for (name, family, show) in families {
+        line(&mut out, &single);
+        row(&mut out, name, &family.all, show);
+        row(&mut out, "      from large pool", &family.large_pool, show);
+        row(&mut out, "      from small pool", &family.small_pool, show);
+    }
+    line(&mut out, &double);
+    out
+}
+
+fn line(out: &mut String, text: &str) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "|{text}|");
+}
+
+fn row(out: &mut String, name: &str, stat: &Stat, show: fn(u64) -> String) {
+    let cells: String = [stat.current, stat.peak, stat.allocated, stat.freed]
+        .map(|value| format!("|{:>11} ", show(value)))
+        .concat();
+    line(out, &format!(" {name:<22}{cells}"));
+}
+
+fn number(value: u64) -> String {
+    value.to_string()
+}
+
+/// At most four digits and a unit, as torch prints them: a unit is left when the number would
+/// reach 10,000 of it.
+fn bytes(value: u64) -> String {
+    let mut value = value;
+    for unit in ["B  ", "KiB", "MiB", "GiB", "TiB"] {
+        if value < 10_000 || unit == "TiB" {
+            return format!("{value} {unit}");
+        }
+        value /= 1024;
+    }
+    unreachable!("the last unit returns")
+}

@@ -1,0 +1,303 @@
+//! [`Storage`]: reference-counted memory, on the host or on a device.
+//!
+//! Invariants:
+//!
+//! 1. A host storage's pointer is valid for `len` bytes, readable and writable, from the creation
+//!    of the storage until its drop, and aligned to [`HOST_ALIGN`] if lastref allocated it.
+//! 2. Lastref reads host bytes only while it holds the storage's lock for reading, and writes them
+//!    only while it holds it for writing. Whoever was given the pointer (DLPack, `data_ptr`) follows
+//!    the rules of the unsafe call that made use of it.
+//! 3. A storage never changes its memory, size or device.
+//!
+//! Dropping uses no thread-local variable and calls no driver, so it is safe on any thread, in a
+//! destructor of a thread-local variable, and at process exit.
+//!
+//! Lock order: of two host storages, the one at the lower address first (see [`read_write`]).
+//! Under a storage's lock the device may be called, never the allocator.
+
+use std::alloc::{Layout as HostLayout, alloc_zeroed, dealloc};
+use std::any::Any;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+
+use crate::alloc::DevicePtr;
+use crate::shape::length;
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, read, write};
+use crate::{Device, Error, Result, cuda};
+
+/// What host memory is aligned to: a cache line, and enough for any vector instruction.
+pub(crate) const HOST_ALIGN: usize = 64;
+
+/// Reference-counted memory. A clone is another handle on the same bytes.
+///
+/// Tensors and their views share one storage. When the last handle is dropped, on any thread, the
+/// memory is freed at once: device memory goes to the cache of its device, without a device call;
+/// host memory to the system; foreign memory to its owner.
+#[derive(Clone)]
+pub struct Storage(Arc<Inner>);
+
+struct Inner {
+    device: Device,
+    bytes: u64,
+    memory: Memory,
+}
+
+enum Memory {
+    Host(HostMemory),
+    Cuda(cuda::Block),
+}
+
+/// A storage that does not keep its memory.
+#[derive(Clone)]
+pub(crate) struct WeakStorage(Weak<Inner>);
+
+impl Storage {
+    /// Memory for `bytes` bytes. On the host it is zeroed; on a device it holds anything, and
+    /// belongs to the current stream.
+    pub(crate) fn new(call: &'static str, device: Device, bytes: u64) -> Result<Self> {
+        let memory = match device {
+            Device::Cpu => Memory::Host(HostMemory::new(bytes)?),
+            Device::Cuda(index) => Memory::Cuda(cuda::alloc(call, index, bytes)?),
+        };
+        Ok(Self(Arc::new(Inner {
+            device,
+            bytes,
+            memory,
+        })))
+    }
+
+    /// Host memory that belongs to `owner`, which is dropped with the last handle.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must be valid for reads and writes of `bytes` bytes until `owner` is dropped, and
+    /// nobody else may access them while lastref does.
+    pub(crate) unsafe fn foreign(
+        ptr: NonNull<u8>,
+        bytes: u64,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            device: Device::Cpu,
+            bytes,
+            memory: Memory::Host(HostMemory {
+                ptr,
+                len: length(bytes),
+                lock: RwLock::new(()),
+                owner: Owner::Foreign(owner),
+            }),
+        }))
+    }
+
+    /// Where the memory is.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.0.device
+    }
+
+    /// Its size in bytes, as asked for.
+    #[must_use]
+    pub fn nbytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    /// Its address, on the host or on its device; 0 for no bytes on a device.
+    #[must_use]
+    pub fn data_ptr(&self) -> u64 {
+        match &self.0.memory {
+            Memory::Host(host) => host.ptr.addr().get() as u64,
+            Memory::Cuda(block) => block.ptr().0,
+        }
+    }
+
+    /// Handles on this storage: tensors, views, clones and exported DLPack tensors.
+    #[must_use]
+    pub fn ref_count(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
+    /// Whether both are handles on the same memory.
+    #[must_use]
+    pub fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Whether the memory belongs to somebody else, as that of an imported DLPack tensor.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        matches!(
+            &self.0.memory,
+            Memory::Host(HostMemory {
+                owner: Owner::Foreign(_),
+                ..
+            })
+        )
+    }
+
+    /// The block behind a device storage.
+    #[must_use]
+    pub fn block(&self) -> Option<&cuda::Block> {
+        match &self.0.memory {
+            Memory::Cuda(block) => Some(block),
+            Memory::Host(_) => None,
+        }
+    }
+
+    pub(crate) fn host(&self) -> Option<&HostMemory> {
+        match &self.0.memory {
+            Memory::Host(host) => Some(host),
+            Memory::Cuda(_) => None,
+        }
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakStorage {
+        WeakStorage(Arc::downgrade(&self.0))
+    }
+}
+
+impl fmt::Debug for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Storage")
+            .field("device", &format_args!("{}", self.device()))
+            .field("nbytes", &self.nbytes())
+            .field("data_ptr", &DevicePtr(self.data_ptr()))
+            .field("ref_count", &self.ref_count())
+            .finish()
+    }
+}
+
+impl WeakStorage {
+    pub(crate) fn upgrade(&self) -> Option<Storage> {
+        self.0.upgrade().map(Storage)
+    }
+
+    pub(crate) fn ref_count(&self) -> usize {
+        self.0.strong_count()
+    }
+}
+
+/// Host bytes behind a lock.
+pub(crate) struct HostMemory {
+    ptr: NonNull<u8>,
+    len: usize,
+    lock: RwLock<()>,
+    owner: Owner,
+}
+
+enum Owner {
+    /// Allocated here with this layout; nothing is allocated for zero bytes.
+    Lastref(HostLayout),
+    /// Freed by dropping this.
+    #[expect(dead_code, reason = "held to be dropped with the storage")]
+    Foreign(Box<dyn Any + Send + Sync>),
+}
+
+// SAFETY: the pointer is used only as invariant 2 says, and the memory is bound to no thread; a
+// foreign owner is `Send` itself.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above; the lock keeps readers and writers apart.
+unsafe impl Sync for HostMemory {}
+
+impl HostMemory {
+    fn new(bytes: u64) -> Result<Self> {
+        let refused = || Error::HostOutOfMemory { bytes };
+        let len = usize::try_from(bytes).map_err(|_| refused())?;
+        let layout = HostLayout::from_size_align(len, HOST_ALIGN).map_err(|_| refused())?;
+        let ptr = if len == 0 {
+            NonNull::<Aligned>::dangling().cast()
+        } else {
+            // SAFETY: the layout's size is not zero.
+            let ptr = unsafe { alloc_zeroed(layout) };
+            NonNull::new(ptr).ok_or_else(refused)?
+        };
+        Ok(Self {
+            ptr,
+            len,
+            lock: RwLock::new(()),
+            owner: Owner::Lastref(layout),
+        })
+    }
+
+    pub(crate) fn read(&self) -> HostRead<'_> {
+        let guard = read(&self.lock);
+        HostRead {
+            memory: self,
+            _guard: guard,
+        }
+    }
+
+    pub(crate) fn write(&self) -> HostWrite<'_> {
+        let guard = write(&self.lock);
+        HostWrite {
+            memory: self,
+            _guard: guard,
+        }
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        if let Owner::Lastref(layout) = self.owner
+            && layout.size() > 0
+        {
+            // SAFETY: allocated in `new` with this layout, and dropped once (invariant 1).
+            unsafe { dealloc(self.ptr.as_ptr(), layout) };
+        }
+    }
+}
+
+/// As aligned as [`HOST_ALIGN`]: the address of no bytes.
+#[repr(align(64))]
+struct Aligned;
+const _: () = assert!(align_of::<Aligned>() == HOST_ALIGN);
+
+/// Host bytes locked for reading.
+pub(crate) struct HostRead<'a> {
+    memory: &'a HostMemory,
+    _guard: RwLockReadGuard<'a, ()>,
+}
+
+impl Deref for HostRead<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: valid by invariant 1; nobody writes while the guard is held (invariant 2).
+        unsafe { std::slice::from_raw_parts(self.memory.ptr.as_ptr(), self.memory.len) }
+    }
+}
+
+/// Host bytes locked for writing.
+pub(crate) struct HostWrite<'a> {
+    memory: &'a HostMemory,
+    _guard: RwLockWriteGuard<'a, ()>,
+}
+
+impl Deref for HostWrite<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: valid by invariant 1; the guard keeps every other access out (invariant 2).
+        unsafe { std::slice::from_raw_parts(self.memory.ptr.as_ptr(), self.memory.len) }
+    }
+}
+
+impl DerefMut for HostWrite<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for reading; `&mut self` makes this the only slice of the guard.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.ptr.as_ptr(), self.memory.len) }
+    }
+}
+
+/// Locks two different host storages, one for writing and one for reading.
+pub(crate) fn read_write<'a>(
+    to: &'a HostMemory,
+    from: &'a HostMemory,
+) -> (HostWrite<'a>, HostRead<'a>) {
+    if std::ptr::from_ref(to) < std::ptr::from_ref(from) {
+        let to = to.write();
+        (to, from.read())
+    } else {
+        let from = from.read();
+        (to.write(), from)
+    }
+}
