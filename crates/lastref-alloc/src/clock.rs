@@ -288,11 +288,13 @@ impl Clocks {
         if let Some((event, _)) = self.clock_mut(slot).event.take() {
             self.idle_events.push(event);
         }
+        // A tick of its own: blocks that are live now are stamped with it when they are freed, and
+        // no earlier event may cover that.
+        self.tick += 1;
         self.record(device, slot)?;
         let tick = self.tick;
         let clock = self.clock_mut(slot);
         clock.retired = Some(tick);
-        // Memory that is live now will be stamped with this tick when it is freed.
         clock.stamped = tick;
         Ok(())
     }
