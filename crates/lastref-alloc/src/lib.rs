@@ -53,4 +53,5 @@ pub use device::{
 };
 pub use error::{AllocError, Bytes, InvalidFraction, OutOfMemoryError};
 pub use ladder::{ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId};
+pub use lastref_snapshot::Snapshot;
 pub use stats::{MemoryStats, PoolKind, Stat, StatByPool};
