@@ -32,6 +32,8 @@
 mod allocator;
 mod block;
 mod clock;
+#[cfg(any(test, feature = "test-util"))]
+pub mod contract;
 pub mod device;
 mod error;
 mod heap;

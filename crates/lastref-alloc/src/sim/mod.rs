@@ -63,8 +63,8 @@ pub use calls::{Call, Cost, Fault, LatencyTable};
 pub use world::SimCounters;
 
 use crate::device::{
-    Device, DeviceError, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult, EventId, Extent2d,
-    FillValue, MemoryInfo, PageId, StreamId,
+    Device, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult, EventId, Extent2d, FillValue,
+    MemoryInfo, PageId, StreamId,
 };
 use crate::sync::{Mutex, MutexGuard, lock};
 use memory::{Memory, PAGE_BYTES};
@@ -196,7 +196,8 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Driver`] if the host refuses a memory file of that size.
+    /// [`DeviceError::Driver`](crate::DeviceError::Driver) if the host refuses a memory file of that
+    /// size.
     pub fn new(options: SimOptions) -> DeviceResult<Self> {
         let mut devices = Self::group(vec![options])?;
         Ok(devices.swap_remove(0))
@@ -207,7 +208,8 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Driver`] if the host refuses a memory file of that size.
+    /// [`DeviceError::Driver`](crate::DeviceError::Driver) if the host refuses a memory file of that
+    /// size.
     pub fn group(options: Vec<SimOptions>) -> DeviceResult<Vec<Self>> {
         let mut seed = Rng(0);
         let mut states = Vec::with_capacity(options.len());
@@ -326,7 +328,8 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::InvalidArgument`] if the range is not device memory of this device.
+    /// [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if the range is not
+    /// memory of this device.
     pub fn read_bytes(&self, ptr: DevicePtr, bytes: usize) -> DeviceResult<Vec<u8>> {
         let mut read = vec![0; bytes];
         self.with_state(|state| state.memory.read(&mut read, ptr, u64::MAX))
@@ -338,7 +341,8 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::InvalidArgument`] if the range is not device memory of this device.
+    /// [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if the range is not
+    /// memory of this device.
     pub fn write_bytes(&self, ptr: DevicePtr, bytes: &[u8]) -> DeviceResult<()> {
         self.with_state(|state| state.memory.write(ptr, bytes, u64::MAX))
             .map_err(|reason| memory::invalid(Call::CopyFromHost, reason))
