@@ -23,6 +23,9 @@
 //!    reference to device memory outlives the function that made it.
 //! 5. A slot is in `free_slots`, or at least `next_slot`, or owned by exactly one page.
 //! 6. `held_bytes` is what pages and segments take, and never passes `capacity_bytes`.
+//! 7. `host_mappings` is the number of places in `mapped` where one host mapping ends and another
+//!    begins. It stays under `max_host_mappings`, which leaves the rest of the process some: at the
+//!    host's limit nothing could be unmapped either.
 //!
 //! # Safety
 //!
@@ -187,6 +190,7 @@ struct Page {
 #[derive(Clone, Copy, Debug)]
 struct Mapping {
     page: PageId,
+    slot: u64,
     access: bool,
     /// When it was mapped, on the clock that also stamps submitted work.
     born: u64,
@@ -198,6 +202,15 @@ struct Segment {
     /// What was asked for; the range is longer.
     bytes: u64,
     born: u64,
+}
+
+/// How many host mappings a device may use: seven eighths of what Linux allows the process.
+fn max_host_mappings() -> u64 {
+    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+    // Without /proc, what Linux allows by default.
+    let limit = limit.ok().and_then(|text| text.trim().parse().ok());
+    let limit: u64 = limit.unwrap_or(65_530);
+    limit - limit / 8
 }
 
 #[derive(Debug)]
@@ -212,6 +225,8 @@ pub(super) struct Memory {
     next_slot: u64,
     ranges: BTreeMap<u64, HostRange>,
     mapped: BTreeMap<u64, Mapping>,
+    host_mappings: u64,
+    max_host_mappings: u64,
     segments: BTreeMap<u64, Segment>,
 }
 
@@ -238,6 +253,8 @@ impl Memory {
             next_slot: 0,
             ranges: BTreeMap::new(),
             mapped: BTreeMap::new(),
+            host_mappings: 0,
+            max_host_mappings: max_host_mappings(),
             segments: BTreeMap::new(),
         })
     }
@@ -448,15 +465,42 @@ impl Memory {
             let reason = format!("page {} is already mapped at {ptr}", other.page.0);
             return Err(invalid(call, reason));
         }
+        let what = format!("map a page at {ptr}");
+        // A page in the middle of nothing adds two.
+        if self.host_mappings + 2 > self.max_host_mappings {
+            return Err(refused(call.name(), &what, Errno::NOMEM));
+        }
+        let slot = found.slot;
         range
-            .map_slot(ptr.0, file, found.slot)
-            .map_err(|e| refused(call.name(), &format!("map a page at {ptr}"), e))?;
-        let access = false;
-        self.mapped.insert(ptr.0, Mapping { page, access, born });
+            .map_slot(ptr.0, file, slot)
+            .map_err(|e| refused(call.name(), &what, e))?;
+        let mapping = Mapping {
+            page,
+            slot,
+            access: false,
+            born,
+        };
+        self.host_mappings -= self.borders(ptr.0);
+        self.mapped.insert(ptr.0, mapping);
+        self.host_mappings += self.borders(ptr.0);
         if let Some(found) = self.pages.get_mut(&page) {
             found.mapped_at = Some(ptr.0);
         }
         Ok(())
+    }
+
+    /// How many of the two borders of the page at `ptr` are borders of a host mapping. Access does
+    /// not matter: it is set soon after.
+    fn borders(&self, ptr: u64) -> u64 {
+        let joined = |low: u64, high: u64| {
+            let slot = |at: u64| self.mapped.get(&at).map(|mapping| mapping.slot);
+            match (slot(low), slot(high)) {
+                (None, None) => true,
+                (Some(low), Some(high)) => low + 1 == high,
+                _ => false,
+            }
+        };
+        u64::from(!joined(ptr - PAGE_BYTES, ptr)) + u64::from(!joined(ptr, ptr + PAGE_BYTES))
     }
 
     pub(super) fn set_access(&mut self, ptr: DevicePtr, bytes: u64) -> DeviceResult<()> {
@@ -495,7 +539,9 @@ impl Memory {
         self.range_of(call, ptr, PAGE_BYTES)?
             .unmap_slot(ptr.0)
             .map_err(|e| refused(call.name(), &format!("unmap the page at {ptr}"), e))?;
+        self.host_mappings -= self.borders(ptr.0);
         self.mapped.remove(&ptr.0);
+        self.host_mappings += self.borders(ptr.0);
         if let Some(page) = self.pages.get_mut(&mapping.page) {
             page.mapped_at = None;
         }
@@ -644,4 +690,68 @@ pub(super) fn span(extent: Extent2d, pitch: u64) -> Result<u64, String> {
                 extent.height
             )
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A memory with a range of 64 pages and `pages` pages.
+    fn memory(pages: usize) -> (Memory, DevicePtr, Vec<PageId>) {
+        let mut memory = Memory::new(64 * PAGE_BYTES, true).unwrap();
+        let range = memory.reserve_range(64 * PAGE_BYTES).unwrap();
+        let pages = (0..pages).map(|_| memory.create_page().unwrap()).collect();
+        (memory, range, pages)
+    }
+
+    #[test]
+    fn host_mappings_are_counted_as_the_host_does() {
+        let (mut memory, range, pages) = memory(6);
+        let at = |slot: u64| range.offset(slot * PAGE_BYTES);
+        // Slot of the range, page, borders after it is mapped.
+        let steps = [
+            (1, 0, 2),
+            (3, 2, 4),
+            (2, 1, 2),
+            (4, 5, 3),
+            (5, 4, 4),
+            (0, 3, 5),
+        ];
+        for (slot, page, wanted) in steps {
+            memory.map_page(at(slot), pages[page], 1).unwrap();
+            assert_eq!(memory.host_mappings, wanted, "after slot {slot}");
+        }
+        memory.set_access(range, 6 * PAGE_BYTES).unwrap();
+        // Five borders: the reservation begins at the last of them.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let starts = maps.lines().filter_map(|line| {
+            let start = u64::from_str_radix(line.split('-').next()?, 16).ok()?;
+            (range.0..range.0 + 64 * PAGE_BYTES)
+                .contains(&start)
+                .then_some(start)
+        });
+        assert_eq!(starts.count(), 5);
+        for slot in [2, 1, 3, 5, 4, 0] {
+            memory.unmap_page(at(slot)).unwrap();
+        }
+        assert_eq!(memory.host_mappings, 0);
+    }
+
+    #[test]
+    fn too_many_host_mappings_are_refused_and_nothing_is_lost() {
+        let (mut memory, range, pages) = memory(5);
+        memory.max_host_mappings = 8;
+        // Every second slot of the range, so that nothing can be merged.
+        let at = |slot: u64| range.offset(2 * slot * PAGE_BYTES);
+        for (slot, &page) in (0..4).zip(&pages) {
+            memory.map_page(at(slot), page, 1).unwrap();
+        }
+        let error = memory.map_page(at(4), pages[4], 1).unwrap_err();
+        assert!(error.to_string().contains("vm.max_map_count"), "{error}");
+        assert!(!error.is_out_of_memory());
+        memory.unmap_page(at(0)).unwrap();
+        memory.map_page(at(4), pages[4], 1).unwrap();
+        memory.set_access(at(4), PAGE_BYTES).unwrap();
+        memory.write(at(4), &[1; 64], 1).unwrap();
+    }
 }
