@@ -764,7 +764,11 @@ fn streams_become_idle(devices: &[Arc<dyn Device>]) -> DeviceResult<Outcome> {
     let ptr = device.alloc_segment(bytes)?;
     assert!(device.query_stream(stream)?, "a new stream is idle");
     keep_busy(device, ptr, bytes, stream)?;
+    device.copy_from_host(ptr, &pattern(1, bytes), stream)?;
     poll("an idle stream", &|| device.query_stream(stream))?;
+    // Idle means done: it is there, also for a stream that waited for nothing.
+    let read = get(device, ptr, bytes, DEFAULT)?;
+    expect_bytes(&read, &pattern(1, bytes), "the work of an idle stream");
     keep_busy(device, ptr, bytes, stream)?;
     device.synchronize_stream(stream)?;
     assert!(

@@ -1,5 +1,6 @@
 //! What is special to the simulated device. What it shares with others is in the contract.
 #![cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use lastref_alloc::sim::{Call, Cost, Fault, LatencyTable, SimDevice, SimOptions};
 use lastref_alloc::{
@@ -540,7 +541,7 @@ fn faults_wait_side_by_side() {
 
 /// Every call once, each of which succeeds alone; what it did is undone again where it can be.
 fn every_call(device: &SimDevice) -> Vec<(Call, DeviceResult<()>)> {
-    let (range, page) = mapped_page(device);
+    let (range, _) = mapped_page(device);
     let spare_range = device.reserve_range(PAGE).unwrap();
     let spare_page = device.create_page().unwrap();
     let target = device.reserve_range(PAGE).unwrap();
@@ -563,7 +564,6 @@ fn every_call(device: &SimDevice) -> Vec<(Call, DeviceResult<()>)> {
     let upper = segment.offset(2048);
     let (mut read, value) = ([0; 16], FillValue::U8(1));
     let own = DeviceIndex(0);
-    let _ = page;
     let mut results = Vec::new();
     for &call in Call::ALL {
         device.inject(Fault::nth(call, 1).driver(42));
