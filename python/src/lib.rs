@@ -1,1 +1,72 @@
-//! placeholder
+//! The compiled part of the Python package `lastref`. Its public face is in `python/lastref`.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | `tensor` | the classes `Tensor` and `UntypedStorage` |
+//! | `create` | the functions that make tensors |
+//! | `index` | `t[...]` |
+//! | `buffer`, `dlpack` | the same memory for NumPy and other libraries |
+//! | `dtype`, `device` | the classes of these names, and arguments that stand for them |
+//! | `cuda` | streams, events, and what `lastref.cuda` and `lastref.sim` call |
+//! | `args`, `error` | shapes and numbers from Python; exceptions to Python |
+//!
+//! Lock order: the interpreter lock, then whatever lastref takes. Nothing here is called by lastref
+//! with one of its locks held, and what may wait is called without the interpreter lock.
+
+mod args;
+mod buffer;
+mod create;
+mod cuda;
+mod device;
+mod dlpack;
+mod dtype;
+mod error;
+mod index;
+mod tensor;
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+
+/// Runs the command `lastref` and gives its exit status. Signals must have their default actions.
+#[pyfunction]
+fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| lastref_cli::run(arguments))
+}
+
+#[pymodule(gil_used = true)]
+mod _lastref {
+    #[pymodule_export]
+    use super::run_command;
+    #[pymodule_export]
+    use crate::create::{
+        arange, as_tensor, empty, empty_like, from_dlpack, from_numpy, full, full_like, is_tensor,
+        ones, ones_like, tensor, zeros, zeros_like,
+    };
+    #[pymodule_export]
+    use crate::cuda::{
+        PyEvent, PyStream, cuda_current_device, cuda_current_stream, cuda_default_stream,
+        cuda_device_count, cuda_empty_cache, cuda_get_device_name, cuda_get_device_properties,
+        cuda_get_per_process_memory_fraction, cuda_is_available, cuda_max_memory_allocated,
+        cuda_max_memory_reserved, cuda_mem_get_info, cuda_memory_allocated, cuda_memory_reserved,
+        cuda_memory_snapshot_json, cuda_memory_stats, cuda_memory_summary,
+        cuda_reset_accumulated_memory_stats, cuda_reset_peak_memory_stats, cuda_set_device,
+        cuda_set_per_process_memory_fraction, cuda_set_stream, cuda_synchronize, sim_enable,
+        sim_is_enabled,
+    };
+    #[pymodule_export]
+    use crate::device::PyDevice;
+    #[pymodule_export]
+    use crate::dtype::PyDType;
+    #[pymodule_export]
+    use crate::error::OutOfMemoryError;
+    #[pymodule_export]
+    use crate::tensor::{PyStorage, PyTensor};
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        crate::dtype::register(module)
+    }
+}

@@ -1,0 +1,265 @@
+"""CUDA devices: which there are, their streams, and what their memory holds.
+
+The functions are those of ``torch.cuda``. Where a function takes a ``device``, it may be an index, a
+name such as ``"cuda:1"``, a `lastref.device`, or None for the current device.
+
+>>> import lastref
+>>> lastref.cuda.device_count() > 0 or not lastref.cuda.is_available()
+True
+"""
+
+import json
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from . import _lastref
+from ._lastref import Event, OutOfMemoryError, Stream
+from ._lastref import device as _Device
+
+__all__ = [
+    "DeviceProperties",
+    "Event",
+    "OutOfMemoryError",
+    "Stream",
+    "StreamContext",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
+    "empty_cache",
+    "get_device_name",
+    "get_device_properties",
+    "get_per_process_memory_fraction",
+    "is_available",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_summary",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "set_device",
+    "set_per_process_memory_fraction",
+    "stream",
+    "synchronize",
+]
+
+_DeviceLike = _Device | str | int | None
+
+
+# Devices
+
+
+def is_available() -> bool:
+    """Whether there is a CUDA device, or a simulated one was asked for.
+
+    Never raises: a malformed ``LASTREF_SIM`` is reported on standard error and the answer is False.
+    """
+    return _lastref.cuda_is_available()
+
+
+def device_count() -> int:
+    """The number of CUDA devices; 0 where `is_available` is False."""
+    return _lastref.cuda_device_count()
+
+
+def current_device() -> int:
+    """The index of the device this thread uses where none is named."""
+    return _lastref.cuda_current_device()
+
+
+def set_device(device: _DeviceLike) -> None:
+    """Makes ``device`` the current one for this thread. The context manager `device` undoes itself."""
+    _lastref.cuda_set_device(device)
+
+
+def get_device_name(device: _DeviceLike = None) -> str:
+    """The name of the device. A simulated device says that it is simulated."""
+    return _lastref.cuda_get_device_name(device)
+
+
+class DeviceProperties(NamedTuple):
+    """What a device is. Does not change while the process runs."""
+
+    name: str
+    total_memory: int
+    """All the memory the device has, in bytes."""
+    is_simulated: bool
+    """Whether host memory stands in for the device's."""
+
+
+def get_device_properties(device: _DeviceLike = None) -> DeviceProperties:
+    """The properties of the device."""
+    return DeviceProperties(*_lastref.cuda_get_device_properties(device))
+
+
+class device:
+    """A context manager: the current device of this thread within the block.
+
+    None changes nothing.
+
+    >>> import lastref
+    >>> with lastref.cuda.device(None):
+    ...     pass
+    """
+
+    __slots__ = ("_index", "_previous")
+
+    def __init__(self, device: _DeviceLike) -> None:
+        self._index = device
+        self._previous: list[int] = []
+
+    def __enter__(self) -> None:
+        if self._index is not None:
+            previous = current_device()
+            set_device(self._index)
+            self._previous.append(previous)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._index is not None:
+            set_device(self._previous.pop())
+
+
+# Streams
+
+
+def synchronize(device: _DeviceLike = None) -> None:
+    """Waits for all work on all streams of the device. Other Python threads run meanwhile."""
+    _lastref.cuda_synchronize(device)
+
+
+def current_stream(device: _DeviceLike = None) -> Stream:
+    """The stream on which this thread's work on the device runs."""
+    return _lastref.cuda_current_stream(device)
+
+
+def default_stream(device: _DeviceLike = None) -> Stream:
+    """The stream that exists without being created."""
+    return _lastref.cuda_default_stream(device)
+
+
+class StreamContext:
+    """What `stream` gives: a context manager that makes a stream the current one."""
+
+    __slots__ = ("_previous", "stream")
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+        self._previous: list[tuple[int, Stream]] = []
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            device = current_device()
+            previous = current_stream(self.stream.device)
+            _lastref.cuda_set_stream(self.stream)
+            self._previous.append((device, previous))
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.stream is not None:
+            device, previous = self._previous.pop()
+            _lastref.cuda_set_stream(previous)
+            set_device(device)
+
+
+def stream(stream: Stream | None) -> StreamContext:
+    """A context manager: within the block, ``stream`` and its device are this thread's current ones.
+
+    Tensors made in the block belong to the stream: their memory is used again on that stream first.
+    None changes nothing.
+    """
+    return StreamContext(stream)
+
+
+# Memory
+
+
+def empty_cache() -> None:
+    """Gives all cached memory back to the devices, where other programs can see it.
+
+    It does not enlarge what this process can allocate: the cache is given back by itself before an
+    allocation fails.
+    """
+    _lastref.cuda_empty_cache()
+
+
+def memory_allocated(device: _DeviceLike = None) -> int:
+    """Bytes that tensors hold on the device."""
+    return _lastref.cuda_memory_allocated(device)
+
+
+def max_memory_allocated(device: _DeviceLike = None) -> int:
+    """The most bytes that tensors held at once since the start or `reset_peak_memory_stats`."""
+    return _lastref.cuda_max_memory_allocated(device)
+
+
+def memory_reserved(device: _DeviceLike = None) -> int:
+    """Bytes obtained from the device: what tensors hold and what is cached."""
+    return _lastref.cuda_memory_reserved(device)
+
+
+def max_memory_reserved(device: _DeviceLike = None) -> int:
+    """The most bytes obtained at once since the start or `reset_peak_memory_stats`."""
+    return _lastref.cuda_max_memory_reserved(device)
+
+
+def memory_stats(device: _DeviceLike = None) -> dict[str, int]:
+    """All statistics of the device's allocator, with PyTorch's keys.
+
+    For example ``allocated_bytes.all.current``, ``reserved_bytes.small_pool.peak``,
+    ``num_alloc_retries``.
+    """
+    return _lastref.cuda_memory_stats(device)
+
+
+def memory_summary(device: _DeviceLike = None) -> str:
+    """The statistics as a table for people."""
+    return _lastref.cuda_memory_summary(device)
+
+
+def memory_snapshot(device: _DeviceLike = None) -> list[dict[str, Any]]:
+    """What the allocator holds: a list of segments, each with its blocks, with PyTorch's keys."""
+    segments: list[dict[str, Any]] = json.loads(_lastref.cuda_memory_snapshot_json(device))
+    return segments
+
+
+def reset_peak_memory_stats(device: _DeviceLike = None) -> None:
+    """Starts the peaks anew from what is held now."""
+    _lastref.cuda_reset_peak_memory_stats(device)
+
+
+def reset_accumulated_memory_stats(device: _DeviceLike = None) -> None:
+    """Starts the totals of allocated and freed anew from zero."""
+    _lastref.cuda_reset_accumulated_memory_stats(device)
+
+
+def mem_get_info(device: _DeviceLike = None) -> tuple[int, int]:
+    """Bytes free on the device, and all its bytes, as the device counts them for all programs."""
+    return _lastref.cuda_mem_get_info(device)
+
+
+def set_per_process_memory_fraction(fraction: float, device: _DeviceLike = None) -> None:
+    """Limits this process to a fraction, 0 to 1, of the device's memory.
+
+    Raises:
+        ValueError: ``fraction`` is not between 0 and 1.
+    """
+    _lastref.cuda_set_per_process_memory_fraction(fraction, device)
+
+
+def get_per_process_memory_fraction(device: _DeviceLike = None) -> float:
+    """The fraction of the device's memory that this process may hold; 1 where none was set."""
+    return _lastref.cuda_get_per_process_memory_fraction(device)

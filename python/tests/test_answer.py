@@ -1,0 +1,121 @@
+"""docs/answer.md, sentence by sentence: when a CUDA variable gets a new value, is the memory it held
+freed? The tests have the names of those in crates/lastref/tests/answer.rs."""
+
+import pytest
+
+import lastref
+from conftest import GIB, MIB
+from lastref import Tensor, cuda
+
+
+def make(num_bytes: int) -> Tensor:
+    return lastref.empty(num_bytes, dtype=lastref.uint8, device="cuda")
+
+
+def num_device_calls() -> tuple[int, int]:
+    stats = cuda.memory_stats()
+    return stats["num_device_alloc"], stats["num_device_free"]
+
+
+def largest_possible_allocation() -> int:
+    """The largest single allocation that succeeds now, to 2 MiB, by bisection."""
+    fits, fails = 0, 8 * GIB + 2 * MIB
+    while fails - fits > 2 * MIB:
+        middle = (fits + fails) // (4 * MIB) * (2 * MIB)
+        try:
+            make(middle)
+            fits = middle
+        except lastref.OutOfMemoryError:
+            fails = middle
+    return fits
+
+
+def test_the_old_tensor_is_not_moved() -> None:
+    t = old = lastref.full((4, 5), 7.0, device="cuda")
+    address = old.data_ptr()
+    t = lastref.empty(4, 5)
+    assert not t.is_cuda
+    assert old.is_cuda, "the old tensor is where it was"
+    assert old.data_ptr() == address
+    assert old.tolist() == [[7.0] * 5] * 4
+
+
+def test_freed_at_once_when_no_reference_remains() -> None:
+    t = make(MIB)
+    second = t
+    t = lastref.empty(4, 5)
+    assert cuda.memory_allocated() == MIB, "one reference remains"
+    second = t
+    assert second is t
+    assert cuda.memory_allocated() == 0
+
+
+def test_freed_memory_is_cached() -> None:
+    t = make(4 * MIB)
+    address = t.data_ptr()
+    reserved = cuda.memory_reserved()
+    del t
+    assert cuda.memory_allocated() == 0
+    assert cuda.memory_reserved() == reserved
+    t = make(4 * MIB)
+    assert t.data_ptr() == address, "the program asked again, and got the same memory"
+    assert cuda.memory_reserved() == reserved
+
+
+def test_because_the_driver_is_slow() -> None:
+    before = num_device_calls()
+    t = make(4 * MIB)
+    miss = num_device_calls()
+    assert miss[0] > before[0], "a miss asks the device"
+    del t
+    assert num_device_calls() == miss, "a free does not"
+    t = make(4 * MIB)
+    assert t.nbytes == 4 * MIB
+    assert num_device_calls() == miss, "and a hit does not"
+
+
+def test_empty_cache_gives_it_back() -> None:
+    free, _ = cuda.mem_get_info()
+    t = make(4 * MIB)
+    reserved = cuda.memory_reserved()
+    del t
+    assert cuda.mem_get_info()[0] == free - reserved, "other programs do not see it"
+    cuda.empty_cache()
+    assert cuda.mem_get_info()[0] == free, "now they do"
+
+
+def test_empty_cache_does_not_enlarge_what_this_process_can_allocate() -> None:
+    kept = []
+
+    def fill_the_cache() -> None:
+        # Many sizes, every other one kept, so that what is cached lies in pieces.
+        tensors = [make((1 + i % 7) * MIB) for i in range(200)]
+        kept[:] = tensors[::2]
+
+    fill_the_cache()
+    assert cuda.memory_reserved() > cuda.memory_allocated() > 0
+    with_cache = largest_possible_allocation()
+    kept.clear()
+    cuda.empty_cache()
+    fill_the_cache()
+    cuda.empty_cache()
+    without_cache = largest_possible_allocation()
+    assert with_cache == without_cache > 4 * GIB
+
+
+def test_given_back_by_itself_before_out_of_memory() -> None:
+    def cache_six_gib() -> None:
+        tensors = [make(GIB) for _ in range(6)]
+        assert cuda.memory_allocated() == 6 * GIB
+        del tensors
+
+    cache_six_gib()
+    assert cuda.memory_allocated() == 0
+    assert cuda.memory_reserved() == 6 * GIB
+    ooms = cuda.memory_stats()["num_ooms"]
+    t = make(7 * GIB)  # fits only once the cache is given back
+    assert t.nbytes == 7 * GIB
+    assert cuda.memory_stats()["num_ooms"] == ooms
+    with pytest.raises(lastref.OutOfMemoryError):
+        make(2 * GIB)
+    assert cuda.memory_allocated() == 7 * GIB
