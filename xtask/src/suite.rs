@@ -1,5 +1,7 @@
 //! Which steps `test`, `test --all`, `lint` and `docs` consist of.
 
+use std::fs;
+
 use anyhow::{Context, Result, ensure};
 
 use crate::command::{cargo, command};
@@ -130,8 +132,7 @@ fn quick(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
             .program(workspace, "lastref")
             .args(["demo"])
             .stdout()?;
-        ensure!(!said.trim().is_empty(), "`lastref demo` said nothing");
-        Ok(())
+        demonstrated(workspace, &said)
     })
 }
 
@@ -191,8 +192,7 @@ fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
         let said = cargo(workspace)
             .args(["run", "--release", "--", "demo"])
             .stdout()?;
-        ensure!(!said.trim().is_empty(), "the demonstration said nothing");
-        Ok(())
+        demonstrated(workspace, &said)
     })?;
     steps.step("replay of every trace, contents checked", || {
         traces::build(workspace)?;
@@ -214,8 +214,7 @@ fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
             .program(workspace, "lastref")
             .args(["demo"])
             .stdout()?;
-        ensure!(!said.trim().is_empty(), "`lastref demo` said nothing");
-        Ok(())
+        demonstrated(workspace, &said)
     })?;
     if command(workspace, "valgrind").args(["--version"]).works() {
         steps.step("valgrind on the first example", || valgrind(workspace))
@@ -226,6 +225,30 @@ fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
         );
         Ok(())
     }
+}
+
+/// The demonstration came to its end, and the files it names are there and in the README.
+fn demonstrated(workspace: &Workspace, said: &str) -> Result<()> {
+    let (_, list) = said
+        .split_once("Five files to read")
+        .with_context(|| format!("the demonstration did not come to its list of files:\n{said}"))?;
+    let readme = fs::read_to_string(workspace.root.join("README.md"))?;
+    let files: Vec<&str> = list
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|word| workspace.root.join(word).is_file())
+        .collect();
+    ensure!(
+        files.len() == 5,
+        "of the five files that the demonstration names, these are there: {files:?}"
+    );
+    for file in files {
+        ensure!(
+            readme.contains(&format!("({file})")),
+            "the demonstration says to read {file}, and the README does not"
+        );
+    }
+    Ok(())
 }
 
 /// No memory error and nothing definitely lost, seen from outside.
