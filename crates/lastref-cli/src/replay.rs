@@ -1,0 +1,364 @@
+//! `lastref replay`: an allocation trace through the allocator on a simulated device.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+
+use anstyle::Style;
+use anyhow::{Context, anyhow};
+use clap::Args;
+use lastref::alloc::replay::{
+    OutOfMemory, ReplayError, ReplayOptions, ReplayReport, Smallest, peak_live_bytes, replay,
+    smallest,
+};
+use lastref::alloc::sim::{Call, SimDevice, SimOptions};
+use lastref::alloc::{Bytes, CachingAllocator, DeviceError};
+use lastref::sim::Spec;
+use lastref_snapshot::trace::Trace;
+use serde::Serialize;
+
+use crate::Failure;
+use crate::numbers::grouped;
+use crate::progress::Progress;
+
+/// The device of a replay has this capacity, or twice the peak of live bytes if that is more.
+const DEFAULT_CAPACITY: u64 = 80 << 30;
+
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// The trace: CSV with the header op,id,bytes,stream,phase,label, plain or gzip; - reads
+    /// standard input
+    trace: PathBuf,
+
+    /// The device's memory, such as 8GiB or 11GB [default: 80GiB, or twice the peak of live bytes]
+    #[arg(long, value_name = "SIZE", value_parser = capacity)]
+    capacity: Option<u64>,
+
+    /// Write to every block and check it when it is freed, and that no two overlap
+    #[arg(long)]
+    verify: bool,
+
+    /// Divide all sizes by N; with --verify, every byte of every block is then checked
+    #[arg(long, value_name = "N", default_value = "1")]
+    scale: NonZeroU64,
+
+    /// Find the smallest device that completes, in steps of 2 MiB
+    #[arg(long, conflicts_with = "capacity")]
+    smallest: bool,
+
+    /// Use segments, as on a device without virtual memory
+    #[arg(long)]
+    segments: bool,
+
+    /// The seed of the simulated device's scheduler
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+
+    /// Print one line of JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Also print the allocator's statistics and the device's calls, to standard error
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Json<'a> {
+    operations: u64,
+    peak_live_bytes: u64,
+    peak_reserved_bytes: u64,
+    reserved_over_live: f64,
+    device_allocations: u64,
+    device_microseconds: f64,
+    nanoseconds_per_operation: f64,
+    out_of_memory: Option<JsonOutOfMemory<'a>>,
+    #[serde(flatten)]
+    smallest: Option<JsonSmallest>,
+}
+
+#[derive(Serialize)]
+struct JsonSmallest {
+    smallest_bytes: u64,
+    smallest_over_live: f64,
+}
+
+#[derive(Serialize)]
+struct JsonOutOfMemory<'a> {
+    operation: u64,
+    line: u64,
+    id: u64,
+    stream: u64,
+    label: &'a str,
+    requested_bytes: u64,
+    message: String,
+}
+
+/// Reads the capacity of a device.
+fn capacity(text: &str) -> Result<u64, String> {
+    let spec: Spec = text.parse().map_err(|error| match error {
+        lastref::Error::InvalidSetting { reason, .. } => reason,
+        other => other.to_string(),
+    })?;
+    if spec.count() == 1 {
+        Ok(spec.capacity_bytes())
+    } else {
+        Err(format!("{} devices, a replay has one", spec.count()))
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
+    let name = if is_standard_input(&arguments.trace) {
+        "standard input".to_owned()
+    } else {
+        arguments.trace.display().to_string()
+    };
+    let trace = read(&arguments.trace)
+        .with_context(|| format!("cannot read the trace from {name}"))
+        .map_err(Failure::BadInput)?;
+    let live = peak_live_bytes(&trace, arguments.scale);
+    let capacity = arguments
+        .capacity
+        .unwrap_or_else(|| DEFAULT_CAPACITY.max(live.saturating_mul(2)));
+    let outcome = if arguments.smallest {
+        find_smallest(arguments, &trace)
+    } else {
+        replay_once(arguments, &trace, capacity)
+    };
+    let Outcome {
+        report,
+        smallest,
+        allocator,
+    } = outcome.map_err(|error| match error {
+        // The one device call that input can make fail: a size beyond what a host can address.
+        ReplayError::Device(error) => Failure::BadInput(
+            anyhow!(error).context(format!("cannot simulate a device for {}", Bytes(live))),
+        ),
+        error => Failure::No(anyhow!(error).context(format!("replaying {name}"))),
+    })?;
+    if arguments.json {
+        serde_json::to_writer(&mut *out, &json(&report, smallest.as_ref()))
+            .map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        let memory = if arguments.segments {
+            "segments"
+        } else {
+            "virtual memory"
+        };
+        let capacity = Bytes(
+            smallest
+                .as_ref()
+                .map_or(capacity, |smallest| smallest.bytes),
+        );
+        let bold = Style::new().bold();
+        writeln!(
+            out,
+            "{bold}{name}{bold:#} on a simulated device of {capacity} with {memory}"
+        )?;
+        write_report(out, &report, smallest.as_ref(), arguments.verify)?;
+    }
+    if arguments.verbose {
+        out.flush()?;
+        write_details(&mut anstream::stderr(), &allocator)?;
+    }
+    match report.out_of_memory {
+        None => Ok(()),
+        Some(OutOfMemory { place, error, .. }) => {
+            Err(Failure::No(anyhow!(error).context(place.to_string())))
+        }
+    }
+}
+
+fn is_standard_input(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+fn read(path: &Path) -> anyhow::Result<Trace> {
+    let (input, total): (Box<dyn Read>, _) = if is_standard_input(path) {
+        (Box::new(io::stdin().lock()), None)
+    } else {
+        let file = File::open(path)?;
+        let metadata = file.metadata()?;
+        (Box::new(file), metadata.is_file().then_some(metadata.len()))
+    };
+    let mut progress = Progress::bytes("reading", total);
+    Ok(Trace::read_with_progress(input, |bytes| {
+        progress.set(bytes)
+    })?)
+}
+
+fn allocator(
+    arguments: &Arguments,
+    capacity: u64,
+) -> Result<CachingAllocator<SimDevice>, DeviceError> {
+    let options = SimOptions::new(capacity)
+        .with_virtual_memory(!arguments.segments)
+        .with_seed(arguments.seed);
+    Ok(CachingAllocator::new(SimDevice::new(options)?))
+}
+
+/// A replay, and the allocator it ended with.
+struct Outcome {
+    report: ReplayReport,
+    smallest: Option<Smallest>,
+    allocator: CachingAllocator<SimDevice>,
+}
+
+fn replay_once(
+    arguments: &Arguments,
+    trace: &Trace,
+    capacity: u64,
+) -> Result<Outcome, ReplayError> {
+    let allocator = allocator(arguments, capacity)?;
+    let mut bar = Progress::operations("replaying", trace.operations().len() as u64);
+    let options = ReplayOptions {
+        verify: arguments.verify,
+        scale: arguments.scale,
+        progress: Some(&mut |done| bar.set(done)),
+    };
+    let report = replay(&allocator, trace, options)?;
+    Ok(Outcome {
+        report,
+        smallest: None,
+        allocator,
+    })
+}
+
+fn find_smallest(arguments: &Arguments, trace: &Trace) -> Result<Outcome, ReplayError> {
+    let mut line = Progress::spinner("searching");
+    let mut tries = 0;
+    let mut last = None;
+    let options = ReplayOptions {
+        verify: arguments.verify,
+        scale: arguments.scale,
+        progress: None,
+    };
+    let found = smallest(trace, options, |capacity| {
+        tries += 1;
+        line.say(format!("try {tries}: a device of {}", Bytes(capacity)));
+        let allocator = allocator(arguments, capacity)?;
+        last = Some(allocator.clone());
+        Ok(allocator)
+    })?;
+    Ok(Outcome {
+        report: found.report.clone(),
+        smallest: Some(found),
+        allocator: last.expect("a search ends with a replay"),
+    })
+}
+
+/// Writes the allocator's statistics under torch's keys, and the device's calls.
+fn write_details(out: &mut impl Write, allocator: &CachingAllocator<SimDevice>) -> io::Result<()> {
+    writeln!(out, "\nallocator")?;
+    for (key, value) in allocator.stats().torch_keys() {
+        writeln!(out, "  {key:<40} {value:>15}")?;
+    }
+    writeln!(out, "\ndevice calls, with those of --verify")?;
+    let counters = allocator.device().counters();
+    for call in Call::ALL {
+        let count = counters.calls(*call);
+        if count > 0 {
+            writeln!(out, "  {:<40} {:>15}", call.name(), grouped(count))?;
+        }
+    }
+    Ok(())
+}
+
+fn json<'a>(report: &'a ReplayReport, smallest: Option<&Smallest>) -> Json<'a> {
+    Json {
+        operations: report.operations,
+        peak_live_bytes: report.peak_live_bytes,
+        peak_reserved_bytes: report.peak_reserved_bytes,
+        reserved_over_live: report.reserved_over_live(),
+        device_allocations: report.device_allocations,
+        device_microseconds: report.device_microseconds,
+        nanoseconds_per_operation: report.nanoseconds_per_operation(),
+        out_of_memory: report
+            .out_of_memory
+            .as_ref()
+            .map(|out_of_memory| JsonOutOfMemory {
+                operation: out_of_memory.place.operation,
+                line: out_of_memory.place.line,
+                id: out_of_memory.place.id,
+                stream: out_of_memory.place.stream,
+                label: &out_of_memory.place.label,
+                requested_bytes: out_of_memory.requested,
+                message: out_of_memory.error.to_string(),
+            }),
+        smallest: smallest.map(|smallest| JsonSmallest {
+            smallest_bytes: smallest.bytes,
+            smallest_over_live: smallest.over_live(),
+        }),
+    }
+}
+
+/// Writes the report as lines of a name, a value and what the value means.
+pub(crate) fn write_report(
+    out: &mut impl Write,
+    report: &ReplayReport,
+    smallest: Option<&Smallest>,
+    verified: bool,
+) -> io::Result<()> {
+    let mut lines = vec![
+        (
+            "operations",
+            grouped(report.operations),
+            "allocations and frees".into(),
+        ),
+        (
+            "peak live",
+            Bytes(report.peak_live_bytes).to_string(),
+            "requested and not freed".into(),
+        ),
+        (
+            "peak reserved",
+            Bytes(report.peak_reserved_bytes).to_string(),
+            format!(
+                "as the device counts it, {:.4} of live",
+                report.reserved_over_live()
+            ),
+        ),
+        (
+            "device allocations",
+            grouped(report.device_allocations),
+            format!(
+                "{:.1} ms of device time, as an A100 takes",
+                report.device_microseconds / 1000.0
+            ),
+        ),
+        (
+            "host time",
+            format!("{:.0} ns", report.nanoseconds_per_operation()),
+            if verified {
+                "an operation, verifying; device time apart".into()
+            } else {
+                "an operation, device time apart".into()
+            },
+        ),
+    ];
+    if let Some(smallest) = smallest {
+        lines.push((
+            "smallest device",
+            Bytes(smallest.bytes).to_string(),
+            format!(
+                "{:.4} of live; 2 MiB less is not enough",
+                smallest.over_live()
+            ),
+        ));
+    }
+    if verified && report.out_of_memory.is_none() {
+        lines.push((
+            "verified",
+            "yes".into(),
+            "each block kept its bytes, no two overlapped".into(),
+        ));
+    }
+    let dim = Style::new().dimmed();
+    for (name, value, meaning) in lines {
+        writeln!(out, "  {name:<18} {value:>11}  {dim}{meaning}{dim:#}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,611 @@
+//! The command as its users meet it: the binary, its arguments, its exit status and its output.
+#![expect(clippy::unwrap_used, reason = "a test that cannot run its command has failed")]
+
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+const HEADER: &str = "op,id,bytes,stream,phase,label\n";
+
+fn lastref(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lastref"));
+    command
+        .args(arguments)
+        .env_remove("LASTREF_SIM")
+        .env_remove("NO_COLOR");
+    command.env_remove("CLICOLOR_FORCE").stdin(Stdio::null());
+    command
+}
+
+fn testdata(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("testdata")
+        .join(name)
+}
+
+fn run(arguments: &[&str]) -> Done {
+    Done::from(lastref(arguments).output().unwrap())
+}
+
+/// Runs with `input` on standard input.
+fn run_with(arguments: &[&str], input: &[u8]) -> Done {
+    let mut child: Child = lastref(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It may have stopped reading: that is not what is tested.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    Done::from(child.wait_with_output().unwrap())
+}
+
+/// Replays these lines after the header, from standard input.
+fn replay(lines: &str, options: &[&str]) -> Done {
+    let arguments = [&["replay", "-"], options].concat();
+    run_with(&arguments, format!("{HEADER}{lines}").as_bytes())
+}
+
+#[derive(Debug)]
+struct Done {
+    status: i32,
+    out: String,
+    err: String,
+}
+
+impl From<Output> for Done {
+    fn from(output: Output) -> Self {
+        Self {
+            status: output.status.code().expect("no signal ends it"),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+impl Done {
+    #[track_caller]
+    fn json(&self) -> Value {
+        assert_eq!(self.out.lines().count(), 1, "one line of JSON: {self:?}");
+        serde_json::from_str(&self.out).unwrap()
+    }
+
+    /// Refused as bad usage or bad input, with this in the message and nothing on standard output.
+    #[track_caller]
+    fn refused(&self, message: &str) {
+        assert_eq!(self.status, 2, "{self:?}");
+        assert_eq!(self.out, "", "standard output is for data");
+        assert!(self.err.contains("error"), "{self:?}");
+        assert!(self.err.contains(message), "{message:?} is not in {self:?}");
+        assert!(!self.err.contains("panicked"), "{self:?}");
+    }
+}
+
+#[track_caller]
+fn keys(value: &Value) -> Vec<&str> {
+    value
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect()
+}
+
+#[test]
+fn a_replay_reports_these_keys_and_no_others() {
+    let trace = testdata("resnet50_train.csv.gz");
+    let done = run(&["replay", "--json", trace.to_str().unwrap()]);
+    assert_eq!((done.status, &*done.err), (0, ""));
+    let json = done.json();
+    let mut expected = [
+        "operations",
+        "peak_live_bytes",
+        "peak_reserved_bytes",
+        "reserved_over_live",
+        "device_allocations",
+        "device_microseconds",
+        "nanoseconds_per_operation",
+        "out_of_memory",
+    ];
+    expected.sort_unstable();
+    let mut found = keys(&json);
+    found.sort_unstable();
+    assert_eq!(found, expected);
+    // What the trace itself says, counted by zcat and awk.
+    assert_eq!(json["operations"], 9846);
+    assert_eq!(json["peak_live_bytes"], 5_762_142_352_u64);
+    assert_eq!(json["out_of_memory"], Value::Null);
+    let reserved = json["peak_reserved_bytes"].as_u64().unwrap();
+    let ratio = json["reserved_over_live"].as_f64().unwrap();
+    assert!((ratio - reserved as f64 / 5_762_142_352.0).abs() < 1e-9);
+    assert!((1.0..1.30).contains(&ratio), "{ratio}");
+    assert!(json["device_allocations"].as_u64().unwrap() >= reserved / (2 << 20));
+    assert!(json["device_microseconds"].as_f64().unwrap() > 0.0);
+    assert!(json["nanoseconds_per_operation"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn traces_of_both_kinds_verify_whole_and_in_words() {
+    for name in [
+        "resnet50_train.csv.gz",
+        "resnet50_prefetch_multiscale.csv.gz",
+    ] {
+        let trace = testdata(name);
+        let full = run(&["replay", "--json", "--verify", trace.to_str().unwrap()]);
+        assert_eq!(full.status, 0, "{full:?}");
+        let scaled = run(&[
+            "replay",
+            "--json",
+            "--verify",
+            "--scale",
+            "64",
+            trace.to_str().unwrap(),
+        ]);
+        assert_eq!(scaled.status, 0, "{scaled:?}");
+        let [full, scaled] = [full.json(), scaled.json()];
+        assert_eq!(full["operations"], scaled["operations"]);
+        let ratio =
+            full["peak_live_bytes"].as_f64().unwrap() / scaled["peak_live_bytes"].as_f64().unwrap();
+        assert!((60.0..=64.0).contains(&ratio), "{ratio}");
+    }
+}
+
+#[test]
+fn segments_and_virtual_memory_are_different_devices() {
+    let trace = testdata("resnet50_train.csv.gz");
+    let of = |options: &[&str]| {
+        let done = run(&[&["replay", "--json", trace.to_str().unwrap()], options].concat());
+        assert_eq!(done.status, 0, "{done:?}");
+        done.json()["device_allocations"].as_u64().unwrap()
+    };
+    assert!(
+        of(&["--segments"]) * 10 < of(&[]),
+        "pages are small, segments large"
+    );
+}
+
+#[test]
+fn a_replay_tells_people_the_same() {
+    let trace = testdata("resnet50_train.csv.gz");
+    let done = run(&[
+        "replay",
+        trace.to_str().unwrap(),
+        "--capacity",
+        "11GB",
+        "--verify",
+    ]);
+    assert_eq!((done.status, &*done.err), (0, ""));
+    for text in [
+        "9,846",
+        "5.37 GiB",
+        "10.24 GiB with virtual memory",
+        "verified",
+        "as an A100",
+    ] {
+        assert!(done.out.contains(text), "{text:?} is not in {done:?}");
+    }
+    assert!(
+        done.out.lines().all(|line| !line.contains('\u{1b}')),
+        "no colour in a pipe"
+    );
+}
+
+#[test]
+fn the_smallest_device_is_found_and_is_the_smallest() {
+    let lines = "alloc,1,5000000,0,p,a\nalloc,2,7000000,0,p,b\nfree,1,0,0,p,\n";
+    let done = replay(lines, &["--smallest", "--json", "--verify"]);
+    assert_eq!(done.status, 0, "{done:?}");
+    let json = done.json();
+    let smallest = json["smallest_bytes"].as_u64().unwrap();
+    assert!(
+        smallest >= 12_000_000 && smallest % (2 << 20) == 0,
+        "{smallest}"
+    );
+    let ratio = json["smallest_over_live"].as_f64().unwrap();
+    assert!((ratio - smallest as f64 / 12e6).abs() < 1e-9);
+    assert_eq!(json["out_of_memory"], Value::Null);
+    let with = |bytes: u64| replay(lines, &["--capacity", &bytes.to_string()]).status;
+    assert_eq!(with(smallest), 0);
+    assert_eq!(with(smallest - (2 << 20)), 1);
+}
+
+#[test]
+fn out_of_memory_ends_with_1_and_says_which_allocation() {
+    let lines = "alloc,1,5000000,0,p,weights\nalloc,9,6000000,2,p,too much\n";
+    let done = replay(lines, &["--json", "--capacity", "8MiB"]);
+    assert_eq!(done.status, 1, "{done:?}");
+    let failed = &done.json()["out_of_memory"];
+    assert_eq!(failed["operation"], 1);
+    assert_eq!(failed["line"], 3);
+    assert_eq!(failed["id"], 9);
+    assert_eq!(failed["stream"], 2);
+    assert_eq!(failed["label"], "too much");
+    assert_eq!(failed["requested_bytes"], 6_000_000);
+    let place = "operation 1 (line 3, id 9, stream 2, label \"too much\"): out of memory";
+    assert!(done.err.contains(place), "{done:?}");
+    assert!(
+        failed["message"]
+            .as_str()
+            .unwrap()
+            .contains("out of memory"),
+        "{failed}"
+    );
+    // More than the device has at all.
+    let done = replay("alloc,1,5000000,0,p,x\n", &["--capacity", "2MiB"]);
+    assert_eq!(done.status, 1, "{done:?}");
+    assert!(
+        done.err.contains("that is more than the device has"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn every_kind_of_bad_trace_is_refused_by_name() {
+    let refused = |lines: &str, message: &str| {
+        let done = replay(lines, &[]);
+        done.refused(message);
+        assert!(
+            done.err
+                .contains("cannot read the trace from standard input: "),
+            "{done:?}"
+        );
+    };
+    refused("realloc,1,8,0,p,l\n", "line 2: unknown op \"realloc\"");
+    refused(
+        "alloc,1,-8,0,p,lbl\n",
+        "line 2: bytes \"-8\" of id \"1\", label \"lbl\"",
+    );
+    refused(
+        "alloc,1,99999999999999999999,0,p,l\n",
+        "bytes \"99999999999999999999\" of id \"1\"",
+    );
+    refused(
+        "alloc,1,18446744073709551615,0,p,l\nalloc,2,1,0,p,l\n",
+        "the live bytes pass 2^64",
+    );
+    refused(
+        "alloc,1,8,0,p,a\nalloc,1,8,0,p,lbl\n",
+        "line 3: id 1 (label \"lbl\") is allocated again, it was allocated on line 2",
+    );
+    refused(
+        "alloc,1,8,0,p,lbl\nfree,1,0,0,p,\nfree,1,0,0,p,\n",
+        "line 4: id 1 (label \"lbl\") is freed twice, it was freed on line 3",
+    );
+    refused(
+        "free,1,0,0,p,lbl\n",
+        "line 2: id 1 (label \"lbl\") is freed but was never allocated",
+    );
+    refused(
+        "alloc,1,8,0,p,l\nfree,1,0",
+        "line 3: the trace is cut in the middle",
+    );
+    refused("alloc,1,8\n", "line 2: 3 fields where 6 are expected");
+
+    run_with(&["replay", "-"], b"").refused("the trace is empty");
+    run_with(&["replay", "-"], b"alloc,1,8,0,p,l\n").refused("line 1: expected the header");
+    let whole = fs::read(testdata("resnet50_train.csv.gz")).unwrap();
+    run_with(&["replay", "-"], &whole[..whole.len() / 2])
+        .refused("the trace is cut in the middle, the compressed data ends early");
+}
+
+#[test]
+fn a_trace_beyond_any_device_is_refused() {
+    replay("alloc,1,9223372036854775807,0,p,l\n", &[])
+        .refused("cannot simulate a device for 8.00 EiB");
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named() {
+    run(&["replay", "no-such-file.csv"])
+        .refused("cannot read the trace from no-such-file.csv: No such file");
+    let folder = testdata("");
+    run(&["replay", folder.to_str().unwrap()]).refused("Is a directory");
+}
+
+#[test]
+fn bad_usage_is_refused() {
+    run(&["replay", "-", "--capacity", "8G"]).refused("write GiB (1024) or GB (1000)");
+    run(&["replay", "-", "--capacity", "2x8GiB"]).refused("2 devices, a replay has one");
+    run(&["replay", "-", "--capacity", "-1GiB"]).refused("unexpected argument '-1'");
+    run(&["replay", "-", "--scale", "0"]).refused("--scale");
+    run(&["replay", "-", "--smallest", "--capacity", "8GiB"]).refused("cannot be used with");
+    run(&["replay"]).refused("TRACE");
+    run(&["reply"]).refused("unrecognized subcommand 'reply'");
+    let nothing = run(&[]);
+    assert_eq!(nothing.status, 2);
+    assert!(nothing.err.contains("Usage: lastref"), "{nothing:?}");
+}
+
+#[test]
+fn help_and_version_are_data() {
+    for (argument, text) in [
+        ("--help", "Usage: lastref"),
+        ("--version", env!("CARGO_PKG_VERSION")),
+    ] {
+        let done = run(&[argument]);
+        assert_eq!((done.status, &*done.err), (0, ""));
+        assert!(done.out.contains(text), "{done:?}");
+    }
+}
+
+#[test]
+fn details_go_to_standard_error() {
+    let done = replay("alloc,1,5000000,0,p,a\n", &["--verbose", "--json"]);
+    assert_eq!(done.status, 0);
+    done.json();
+    for text in ["allocated_bytes.all.peak", "create_page"] {
+        assert!(done.err.contains(text), "{text} is not in {done:?}");
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_replay_again() {
+    let trace = testdata("resnet50_prefetch_multiscale.csv.gz");
+    let of = |seed: &str| {
+        let arguments = [
+            "replay",
+            "--json",
+            "--verify",
+            "--seed",
+            seed,
+            trace.to_str().unwrap(),
+        ];
+        let mut json = run(&arguments).json();
+        json.as_object_mut()
+            .unwrap()
+            .remove("nanoseconds_per_operation");
+        json
+    };
+    assert_eq!(of("7"), of("7"));
+}
+
+#[test]
+fn devices_are_listed_only_if_there_are_any() {
+    let done = run(&["devices"]);
+    assert_eq!((done.status, &*done.out), (0, "no device\n"));
+    assert!(done.err.contains("hint: LASTREF_SIM=8GiB"), "{done:?}");
+    assert_eq!(
+        run(&["devices", "--json"]).json(),
+        serde_json::json!({"devices": []})
+    );
+
+    let simulated = |arguments: &[&str], setting: &str| {
+        Done::from(
+            lastref(arguments)
+                .env("LASTREF_SIM", setting)
+                .output()
+                .unwrap(),
+        )
+    };
+    let done = simulated(&["devices", "--json"], "2x8GiB");
+    assert_eq!(done.status, 0);
+    assert!(
+        done.err.contains("simulated"),
+        "it must be plain which device is used: {done:?}"
+    );
+    let json = done.json();
+    let devices = json["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 2);
+    for (index, device) in devices.iter().enumerate() {
+        assert_eq!(device["device"], format!("cuda:{index}"));
+        assert_eq!(device["simulated"], true);
+        assert_eq!(device["total_bytes"], 8_u64 << 30);
+        assert_eq!(device["free_bytes"], 8_u64 << 30);
+        assert_eq!(device["page_bytes"], 2 << 20);
+    }
+    let done = simulated(&["devices"], "11GB");
+    assert!(
+        done.out.contains("cuda:0  lastref simulated GPU"),
+        "{done:?}"
+    );
+    for command in ["devices", "demo"] {
+        simulated(&[command], "8").refused("LASTREF_SIM=\"8\"");
+        simulated(&[command], "lots").refused("LASTREF_SIM=\"lots\"");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let mut child = lastref(&["demo"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Reads one byte and closes the pipe, as `head` does.
+    child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    let done = Done::from(child.wait_with_output().unwrap());
+    assert_eq!(done.status, 0, "{done:?}");
+    assert!(
+        !done.err.contains("error") && !done.err.contains("panicked"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn a_full_disk_is_an_error() {
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = lastref(&["devices"])
+        .env("LASTREF_SIM", "8GiB")
+        .stdout(full)
+        .output()
+        .unwrap();
+    let done = Done::from(output);
+    assert_eq!(done.status, 2, "{done:?}");
+    assert!(
+        done.err
+            .contains("cannot write to standard output: No space left"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn files_and_pipes_read_the_same() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plain.csv");
+    let mut text = HEADER.to_owned();
+    for id in 0..100 {
+        writeln!(text, "alloc,{id},{},0,p,l", id * 1000).unwrap();
+    }
+    File::create(&path)
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
+    let mut json = run(&["replay", "--json", path.to_str().unwrap()]).json();
+    let mut piped = run_with(&["replay", "--json", "-"], text.as_bytes()).json();
+    for json in [&mut json, &mut piped] {
+        assert!(
+            json.as_object_mut()
+                .unwrap()
+                .remove("nanoseconds_per_operation")
+                .is_some()
+        );
+    }
+    assert_eq!(json, piped);
+    assert_eq!(json["operations"], 100);
+}
+
+mod demo {
+    use super::*;
+
+    fn demo(setting: Option<&str>) -> Done {
+        let mut command = lastref(&["demo"]);
+        if let Some(setting) = setting {
+            command.env("LASTREF_SIM", setting);
+        }
+        let done = Done::from(command.output().unwrap());
+        assert_eq!(done.status, 0, "{done:?}");
+        done
+    }
+
+    /// What is shown after `source`, up to the next source.
+    #[track_caller]
+    fn after<'a>(out: &'a str, source: &str) -> &'a str {
+        let start = format!("> {source}\n");
+        let rest = out
+            .split_once(&start)
+            .unwrap_or_else(|| panic!("no {source:?} in {out}"))
+            .1;
+        rest.split_once("\n\n").map_or(rest, |(step, _)| step)
+    }
+
+    #[test]
+    fn the_reassigned_tensor_is_freed_then_cached_then_given_back() {
+        let out = demo(None).out;
+        let moved = after(&out, "if cuda::is_available() { t1 = t1.cuda()?; }");
+        assert!(moved.contains("on cuda:0"), "{moved}");
+        assert!(
+            moved.contains("allocated 512 B  cached 2.00 MiB"),
+            "{moved}"
+        );
+        let reassigned = after(&out, "t1 = Tensor::empty([4, 5])?;");
+        assert!(reassigned.contains("t1 → 80 B on cpu"), "{reassigned}");
+        assert!(reassigned.contains("freed: 80 B on cuda:0"), "{reassigned}");
+        let memory = "allocated 0 B  cached 2.00 MiB  free 8.00 GiB  driver calls 0";
+        assert!(reassigned.contains(memory), "{reassigned}");
+        let emptied = after(&out, "cuda::empty_cache()?;");
+        let memory = "allocated 0 B  cached 0 B  free 8.00 GiB  driver calls 1";
+        assert!(emptied.contains(memory), "{emptied}");
+        let printed: Vec<_> = out
+            .lines()
+            .map(str::trim)
+            .filter(|line| ["true", "false"].contains(line))
+            .collect();
+        assert_eq!(printed, ["true", "false"]);
+    }
+
+    #[test]
+    fn a_view_keeps_its_storage_and_the_next_allocation_is_a_hit() {
+        let out = demo(None).out;
+        let viewed = after(&out, "let b = a.narrow(0, 0, 10)?;");
+        assert_eq!(viewed.matches("2 references").count(), 2, "{viewed}");
+        let kept = after(&out, "a = Tensor::empty([4, 5])?;");
+        assert!(
+            kept.contains("allocated 2.00 GiB") && !kept.contains("\n    freed:"),
+            "{kept}"
+        );
+        let freed = after(&out, "drop(b);");
+        assert!(freed.contains("freed: 2.00 GiB"), "{freed}");
+        assert!(freed.contains("allocated 0 B  cached 2.00 GiB"), "{freed}");
+        let hit = after(&out, "a = Tensor::empty_with([2 * eighth], gpu)?;");
+        assert!(
+            hit.contains("allocated 2.00 GiB") && hit.contains("driver calls 0"),
+            "{hit}"
+        );
+    }
+
+    #[test]
+    fn the_ladder_gives_the_cache_back_and_then_the_error_adds_up() {
+        let out = demo(None).out;
+        let full = after(&out, "let d = Tensor::empty_with([5 * eighth], gpu)?;");
+        assert!(full.contains("d → 5.00 GiB on cuda:0"), "{full}");
+        assert!(
+            full.contains("ladder: give cached memory back to the device"),
+            "{full}"
+        );
+        let error = after(&out, "Tensor::empty_with([4 * eighth], gpu)");
+        assert!(error.contains("out of memory on device 0"), "{error}");
+        let amount = |name: &str| {
+            let line = error
+                .lines()
+                .find(|line| line.trim().starts_with(name))
+                .unwrap();
+            let mut words = line.split_whitespace().skip(1);
+            let number: f64 = words.next().unwrap().parse().unwrap();
+            number
+                * if words.next() == Some("GiB") {
+                    1.0
+                } else {
+                    0.0
+                }
+        };
+        let parts = ["allocated", "pending", "cached", "other", "free"];
+        let sum: f64 = parts.into_iter().map(amount).sum();
+        assert!((sum - amount("capacity")).abs() < 0.03, "{error}");
+    }
+
+    #[test]
+    fn it_says_which_device_it_is_and_replays_a_real_program() {
+        let done = demo(None);
+        assert!(done.err.contains("simulated"), "{done:?}");
+        assert!(
+            done.out
+                .contains("Device: lastref simulated GPU (8.00 GiB)")
+        );
+        assert!(done.out.contains("There is no GPU here"));
+        assert!(
+            done.out.contains("verified                   yes"),
+            "{}",
+            done.out
+        );
+        let asked = demo(Some("64MiB")).out;
+        assert!(asked.contains("as LASTREF_SIM asks"), "{asked}");
+    }
+
+    #[test]
+    fn it_fits_80_columns_and_has_no_colour_in_a_pipe() {
+        for setting in [None, Some("80GiB"), Some("64MiB")] {
+            for line in demo(setting).out.lines() {
+                assert!(
+                    line.chars().count() <= 80,
+                    "{} columns: {line}",
+                    line.chars().count()
+                );
+                assert!(!line.contains('\u{1b}'), "{line}");
+                assert_eq!(line, line.trim_end());
+            }
+        }
+    }
+
+    #[test]
+    fn colour_can_be_asked_for_and_refused() {
+        let with = |name: &str| {
+            let output = lastref(&["demo"]).env(name, "1").output().unwrap();
+            Done::from(output).out.contains('\u{1b}')
+        };
+        assert!(with("CLICOLOR_FORCE"));
+        assert!(!with("NO_COLOR"));
+    }
+}
