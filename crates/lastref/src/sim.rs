@@ -84,7 +84,7 @@ impl Spec {
         if count == 0 || count > MAX_COUNT {
             return Err(format!("{count} devices, expected 1 to {MAX_COUNT}"));
         }
-        if capacity_bytes < MIN_BYTES || capacity_bytes > MAX_BYTES {
+        if !(MIN_BYTES..=MAX_BYTES).contains(&capacity_bytes) {
             return Err(format!(
                 "{capacity_bytes} bytes of memory, expected 2MiB to 16TiB"
             ));
@@ -161,7 +161,7 @@ impl fmt::Display for Spec {
             .iter()
             .zip(UNITS)
             .map(|(name, (_, bytes))| (name, bytes))
-            .filter(|(_, bytes)| self.capacity_bytes % bytes == 0)
+            .filter(|(_, bytes)| self.capacity_bytes.is_multiple_of(*bytes))
             .max_by_key(|(_, bytes)| *bytes)
             .unwrap_or((&"B", 1));
         write!(f, "{}{name}", self.capacity_bytes / bytes)

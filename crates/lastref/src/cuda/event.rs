@@ -43,7 +43,7 @@ impl Event {
     ///
     /// [`Error::InvalidArgument`] if it was recorded on another device before; the device's.
     pub fn record(&self, stream: &Stream) -> Result<()> {
-        let call = "Event.record";
+        let call = "event.record";
         let device = runtime::device(call, stream.device())?.allocator.device();
         if self.0.get().is_none() {
             let id = device.create_event()?;
@@ -85,7 +85,7 @@ impl Event {
         let Some(&(device, id)) = self.0.get() else {
             return Ok(true);
         };
-        let entry = runtime::device("Event.query", device)?;
+        let entry = runtime::device("event.query", device)?;
         Ok(entry.allocator.device().query_event(id)?)
     }
 
@@ -98,7 +98,7 @@ impl Event {
         let Some(&(device, id)) = self.0.get() else {
             return Ok(());
         };
-        let entry = runtime::device("Event.synchronize", device)?;
+        let entry = runtime::device("event.synchronize", device)?;
         Ok(entry.allocator.device().synchronize_event(id)?)
     }
 
@@ -111,7 +111,7 @@ impl Event {
         let Some(&(_, id)) = self.0.get() else {
             return Ok(());
         };
-        let entry = runtime::device("Event.wait", stream.device())?;
+        let entry = runtime::device("event.wait", stream.device())?;
         Ok(entry.allocator.device().wait_event(stream.id(), id)?)
     }
 
@@ -122,7 +122,7 @@ impl Event {
     /// [`Error::InvalidArgument`] if one was never recorded or they are on different devices;
     /// [`Error::Device`] if one is not done yet.
     pub fn elapsed_time(&self, end: &Self) -> Result<f64> {
-        let call = "Event.elapsed_time";
+        let call = "event.elapsed_time";
         let (Some(&(device, start)), Some(&(end_device, end))) = (self.0.get(), end.0.get()) else {
             return Err(Error::argument(call, "both events must be recorded first"));
         };
@@ -141,7 +141,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Some(&(device, id)) = self.0.get()
-            && let Ok(entry) = runtime::device("Event.drop", device)
+            && let Ok(entry) = runtime::device("event.drop", device)
         {
             // An event that cannot be destroyed costs the driver a few bytes, and nobody can act
             // on it here.

@@ -70,7 +70,7 @@ impl Stream {
     /// As [`new`](Self::new).
     pub fn with(device: impl Into<Option<u32>>, priority: i32) -> Result<Self> {
         let index = device.into().unwrap_or_else(current_device);
-        let entry = runtime::device("Stream", index)?;
+        let entry = runtime::device("stream", index)?;
         let priority = priority.clamp(-1, 0);
         let mut pool = lock(&entry.pool.0[usize::from(priority < 0)]);
         let at = pool.next % POOL_SIZE;
@@ -125,7 +125,7 @@ impl Stream {
     ///
     /// The device's.
     pub fn synchronize(&self) -> Result<()> {
-        let entry = runtime::device("Stream.synchronize", self.device)?;
+        let entry = runtime::device("stream.synchronize", self.device)?;
         Ok(entry.allocator.device().synchronize_stream(self.id)?)
     }
 
@@ -135,7 +135,7 @@ impl Stream {
     ///
     /// The device's.
     pub fn query(&self) -> Result<bool> {
-        let entry = runtime::device("Stream.query", self.device)?;
+        let entry = runtime::device("stream.query", self.device)?;
         Ok(entry.allocator.device().query_stream(self.id)?)
     }
 
@@ -199,7 +199,7 @@ impl Stream {
     ///
     /// [`Error::NoSuchDevice`], if this stream's device is not there.
     pub fn scope<R>(&self, work: impl FnOnce() -> R) -> Result<R> {
-        runtime::device("Stream.scope", self.device)?;
+        runtime::device("stream.scope", self.device)?;
         let _guard = self.enter();
         Ok(work())
     }

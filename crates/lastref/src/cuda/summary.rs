@@ -4,6 +4,9 @@ use std::fmt::Write as _;
 
 use crate::alloc::{MemoryStats, Stat, StatByPool};
 
+/// How a number is written.
+type Show = fn(u64) -> String;
+
 /// Inner width of the table.
 const WIDTH: usize = 75;
 
@@ -23,7 +26,7 @@ pub(crate) fn table(stats: &MemoryStats, device: u32) -> String {
         &mut out,
         "        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  ",
     );
-    let families: [(&str, &StatByPool, fn(u64) -> String); 9] = [
+    let families: [(&str, &StatByPool, Show); 9] = [
         ("Allocated memory", &stats.allocated_bytes, bytes),
         ("Active memory", &stats.active_bytes, bytes),
         ("Requested memory", &stats.requested_bytes, bytes),
@@ -49,7 +52,7 @@ fn line(out: &mut String, text: &str) {
     let _ = writeln!(out, "|{text}|");
 }
 
-fn row(out: &mut String, name: &str, stat: &Stat, show: fn(u64) -> String) {
+fn row(out: &mut String, name: &str, stat: &Stat, show: Show) {
     let cells: String = [stat.current, stat.peak, stat.allocated, stat.freed]
         .map(|value| format!("|{:>11} ", show(value)))
         .concat();

@@ -26,6 +26,9 @@ use crate::{DType, Device, Element, Error, Result, Scalar};
 /// as long as one round trip of a few megabytes at a few microseconds a call.
 const MAX_CALLS: u64 = 64;
 
+/// How many times the bytes of a strided source may be read, at most, to read them all at once.
+const MAX_READ_FOR_NOTHING: u64 = 64;
+
 /// Bytes that may be read for nothing when the covering range of a strided source is read whole.
 const SMALL_BYTES: u64 = 64 << 10;
 
@@ -197,7 +200,7 @@ impl Tensor {
     ///
     /// The device's.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; length(self.nbytes())];
+        let mut bytes = host_bytes(self.nbytes())?;
         match self.storage.host() {
             _ if bytes.is_empty() => {}
             Some(host) => self.gather(&mut bytes, &host.read(), self.layout.offset),
@@ -352,18 +355,9 @@ impl Tensor {
         let covered = unsigned(self.layout.extent()) * size;
         if covered > SMALL_BYTES.max(2 * self.nbytes()) {
             // Mostly gaps. A few pieces are read one by one; more are brought together first.
-            let (outer, run) = split_run(&walk);
-            let pieces = outer.iter().fold(1_u64, |pieces, step| {
-                pieces.saturating_mul(unsigned(step.size))
-            });
-            if run.to == 1 && run.from == 1 && pieces <= MAX_CALLS {
-                let width = length(unsigned(run.size) * size);
-                return strided::for_each(outer, 0, 0, &mut |to_at, from_at| {
-                    let start = index(to_at) * length(size);
-                    let piece = &mut to[start..start + width];
-                    let from = first.offset(unsigned(from_at) * size);
-                    Ok(device.copy_to_host(piece, from, stream)?)
-                });
+            let pieces = Rows::pieces(&walk, size);
+            if pieces.calls() <= MAX_CALLS {
+                return self.read_pieces(to, &pieces);
             }
             let rows = Rows::new(&walk, size, None);
             if rows.calls() <= MAX_CALLS {
@@ -372,16 +366,33 @@ impl Tensor {
                         together.copy_rows(self, &rows)?;
                         return together.read_from_device(to);
                     }
-                    // Reading must work on a full device too: read the gaps as well.
-                    Err(Error::OutOfMemory(_)) => {}
+                    // Reading must work on a full device too.
+                    Err(error) if error.is_out_of_memory() => {}
                     Err(error) => return Err(error),
                 }
             }
+            if covered / MAX_READ_FOR_NOTHING > self.nbytes() {
+                return self.read_pieces(to, &pieces);
+            }
         }
-        let mut bytes = vec![0; length(covered)];
+        let mut bytes = host_bytes(covered)?;
         device.copy_to_host(&mut bytes, first, stream)?;
         self.gather(to, &bytes, 0);
         Ok(())
+    }
+
+    /// Reads the elements of this device tensor piece by piece.
+    fn read_pieces(&self, to: &mut [u8], pieces: &Rows) -> Result<()> {
+        let (device, stream) = self.on_stream()?;
+        let first = alloc::DevicePtr(self.data_ptr());
+        let size = self.dtype.size();
+        let width = length(pieces.width_bytes);
+        strided::for_each(&pieces.rest, 0, 0, &mut |to_at, from_at| {
+            let start = index(to_at) * length(size);
+            let piece = &mut to[start..start + width];
+            let from = first.offset(unsigned(from_at) * size);
+            Ok(device.copy_to_host(piece, from, stream)?)
+        })
     }
 
     /// This device tensor on the host, for an operation that the device cannot do.
@@ -499,6 +510,22 @@ impl Tensor {
         let walk = walk(self.shape(), self.strides(), to.strides());
         self.copy_rows(&to, &Rows::new(&walk, self.dtype.size(), None))
     }
+}
+
+/// Zeroed host memory, or an error where `vec!` would end the process.
+fn host_bytes(bytes: u64) -> Result<Vec<u8>> {
+    let mut memory = host_vec(bytes, bytes)?;
+    memory.resize(length(bytes), 0);
+    Ok(memory)
+}
+
+/// A vector with room for `len` elements of `bytes` bytes in all.
+pub(super) fn host_vec<T>(len: u64, bytes: u64) -> Result<Vec<T>> {
+    let mut memory = Vec::new();
+    memory
+        .try_reserve_exact(length(len))
+        .map_err(|_| Error::HostOutOfMemory { bytes })?;
+    Ok(memory)
 }
 
 /// Rows of `width_bytes`, a step of elements of `size` bytes apart.

@@ -229,7 +229,9 @@ impl Tensor {
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.expect_dtype::<T>("to_vec")?;
         let bytes = self.to_bytes()?;
-        Ok(bytes.chunks_exact(size_of::<T>()).map(T::load).collect())
+        let mut values = copy::host_vec(self.numel(), self.nbytes())?;
+        values.extend(bytes.chunks_exact(size_of::<T>()).map(T::load));
+        Ok(values)
     }
 
     /// All elements in row-major order, for any dtype. Waits for the current stream.
@@ -239,10 +241,11 @@ impl Tensor {
     /// The device's.
     pub fn to_scalars(&self) -> Result<Vec<Scalar>> {
         let bytes = self.to_bytes()?;
-        Ok(with_element!(self.dtype, T => bytes
-            .chunks_exact(size_of::<T>())
-            .map(|chunk| T::load(chunk).to_scalar())
-            .collect()))
+        let mut values = copy::host_vec(self.numel(), self.numel() * size_of::<Scalar>() as u64)?;
+        with_element!(self.dtype, T => values.extend(
+            bytes.chunks_exact(size_of::<T>()).map(|chunk| T::load(chunk).to_scalar())
+        ));
+        Ok(values)
     }
 
     fn expect_dtype<T: Element>(&self, call: &'static str) -> Result<()> {

@@ -158,6 +158,21 @@ impl Rows {
         }
     }
 
+    /// The walk as one piece a call, without rows.
+    pub(crate) fn pieces(walk: &[Step], size: u64) -> Self {
+        let (outer, run) = split_run(walk);
+        let (width_bytes, rest) = if run.to == 1 && run.from == 1 {
+            (unsigned(run.size) * size, outer)
+        } else {
+            (size, walk)
+        };
+        Self {
+            width_bytes,
+            row: None,
+            rest: Walk::from_slice(rest),
+        }
+    }
+
     /// How many calls it takes.
     pub(crate) fn calls(&self) -> u64 {
         self.rest.iter().fold(1, |calls: u64, step| {
