@@ -1,0 +1,164 @@
+//! Each sentence of docs/answer.md, proved. The Python tests of the same names prove them there.
+
+mod common;
+
+use common::{GIB, KIB, MIB, allocated, bytes_on_gpu, in_use, reserved, simulated, turn};
+use lastref::alloc::sim::Call;
+use lastref::{Device, Error, Tensor, cuda};
+
+#[test]
+fn the_old_tensor_is_not_moved() {
+    let _turn = turn("8GiB");
+    let mut t1 = Tensor::full([4, 5], 7.0).unwrap().cuda().unwrap();
+    let old = t1.clone();
+    let (address, bytes) = (old.data_ptr(), old.to_bytes().unwrap());
+
+    t1 = Tensor::empty([4, 5]).unwrap();
+
+    assert!(!t1.is_cuda());
+    assert!(old.is_cuda(), "the variable refers to another tensor now");
+    assert_eq!(old.device(), Device::Cuda(0));
+    assert_eq!(old.data_ptr(), address);
+    assert_eq!(old.to_bytes().unwrap(), bytes);
+}
+
+#[test]
+fn freed_at_once_when_no_reference_remains() {
+    let _turn = turn("8GiB");
+    let mut t1 = bytes_on_gpu(400 * MIB).unwrap();
+    let other = t1.clone();
+    assert_eq!(allocated(), 400 << 20);
+    assert_eq!(t1.ref_count(), 2);
+
+    t1 = Tensor::empty([4, 5]).unwrap();
+    assert_eq!(allocated(), 400 << 20, "one reference remains");
+    assert!(!t1.is_cuda());
+    assert_eq!(other.ref_count(), 1);
+
+    drop(other);
+    assert_eq!(allocated(), 0, "no reference remains");
+}
+
+#[test]
+fn freed_memory_is_cached() {
+    let _turn = turn("8GiB");
+    let tensor = bytes_on_gpu(400 * MIB).unwrap();
+    let address = tensor.data_ptr();
+    assert_eq!((reserved(), in_use()), (400 << 20, 400 << 20));
+
+    drop(tensor);
+    assert_eq!(allocated(), 0);
+    assert_eq!((reserved(), in_use()), (400 << 20, 400 << 20), "kept");
+
+    let next = bytes_on_gpu(400 * MIB).unwrap();
+    assert_eq!(next.data_ptr(), address, "and used again");
+    assert_eq!(reserved(), 400 << 20);
+}
+
+#[test]
+fn because_the_driver_is_slow() {
+    let _turn = turn("8GiB");
+    let device = simulated(0);
+
+    device.reset_counters();
+    let miss = bytes_on_gpu(40 * MIB).unwrap();
+    let asked = device.counters();
+    assert!(asked.calls(Call::CreatePage) > 0, "a miss asks the device");
+    assert!(asked.device_microseconds > 0.0);
+    drop(miss);
+
+    device.reset_counters();
+    let hit = bytes_on_gpu(40 * MIB).unwrap();
+    drop(hit);
+    let asked = device.counters();
+    assert_eq!(asked.total_calls(), 0, "a hit makes no device call");
+    assert!(asked.device_microseconds == 0.0);
+}
+
+#[test]
+fn empty_cache_gives_it_back() {
+    let _turn = turn("8GiB");
+    let kept = bytes_on_gpu(100 * MIB).unwrap();
+    drop(bytes_on_gpu(400 * MIB).unwrap());
+    assert_eq!(in_use(), 500 << 20);
+
+    assert_eq!(cuda::empty_cache().unwrap(), 400 << 20);
+
+    assert_eq!(in_use(), 100 << 20, "other programs see it free");
+    assert_eq!(reserved(), 100 << 20);
+    assert_eq!(allocated(), 100 << 20, "what is referred to stays");
+    drop(kept);
+}
+
+/// A device with live tensors between holes in the cache: 3 of 8 GiB are live.
+fn holes() -> Vec<Tensor> {
+    let all: Vec<Tensor> = (0..7).map(|_| bytes_on_gpu(GIB).unwrap()).collect();
+    let live = all.into_iter().skip(1).step_by(2).collect();
+    assert_eq!(allocated(), 3 << 30);
+    assert_eq!(reserved(), 7 << 30);
+    live
+}
+
+/// The largest tensor that can be made beside the live ones, in MiB.
+fn largest_beside_holes(empty_cache_first: bool) -> i64 {
+    let (mut fits, mut fails) = (0, 8 * KIB + 1);
+    while fails - fits > 1 {
+        let middle = i64::midpoint(fits, fails);
+        let live = holes();
+        if empty_cache_first {
+            assert_eq!(cuda::empty_cache().unwrap(), 4 << 30);
+        }
+        match bytes_on_gpu(middle * MIB) {
+            Ok(_) => fits = middle,
+            Err(error) => {
+                assert!(error.is_out_of_memory(), "{error}");
+                fails = middle;
+            }
+        }
+        drop(live);
+        cuda::empty_cache().unwrap();
+    }
+    fits
+}
+
+#[test]
+fn empty_cache_does_not_enlarge_what_this_process_can_allocate() {
+    let _turn = turn("8GiB");
+    let without = largest_beside_holes(false);
+    let with = largest_beside_holes(true);
+    assert_eq!(without, with);
+    assert_eq!(without, 5 * KIB, "all that is not live");
+}
+
+#[test]
+fn given_back_by_itself_before_out_of_memory() {
+    let _turn = turn("8GiB");
+    let live = holes();
+    let device = simulated(0);
+    device.reset_counters();
+
+    // 4 GiB are cached in holes of 1 GiB, 1 GiB is free on the device: 5 GiB fit in neither.
+    let large = bytes_on_gpu(5 * GIB).unwrap();
+    let asked = device.counters();
+    assert!(
+        asked.calls(Call::UnmapPage) > 0,
+        "cached memory was taken from its place: {asked:?}"
+    );
+    assert_eq!(allocated(), 8 << 30);
+
+    let error = bytes_on_gpu(MIB).unwrap_err();
+    let Error::OutOfMemory(report) = &error else {
+        panic!("expected out of memory, got {error}");
+    };
+    assert_eq!(report.requested, 1 << 20);
+    assert_eq!(
+        report.allocated,
+        8 << 30,
+        "only what is referred to is left"
+    );
+    assert_eq!((report.cached, report.device_free), (0, 0));
+
+    drop((live, large));
+    assert_eq!(allocated(), 0);
+    bytes_on_gpu(MIB).unwrap();
+}

@@ -1,0 +1,182 @@
+//! Which device is used, and what a user is told. What is set is read once in a process, so each
+//! case runs in a process of its own: this file again, with only [`child`] in it.
+
+use std::process::Command;
+
+use lastref::{Result, Tensor, cuda, sim};
+
+/// What the cases print.
+#[test]
+#[ignore = "run by the tests below, each in a process of its own"]
+fn child() {
+    fn show<T: std::fmt::Debug>(name: &str, result: Result<T>) {
+        match result {
+            Ok(value) => println!("{name} = {value:?}"),
+            Err(error) => println!("{name}: {error}"),
+        }
+    }
+    for step in std::env::var("STEPS").unwrap_or_default().split(' ') {
+        match step.split_once('=').unwrap_or((step, "")) {
+            ("enable", spec) => show("enable", sim::enable(spec)),
+            ("look", _) => {
+                println!("is_available = {}", cuda::is_available());
+                println!("device_count = {}", cuda::device_count());
+                println!("spec = {:?}", sim::spec().map(|spec| spec.to_string()));
+            }
+            ("quiet", _) => {
+                show("empty_cache", cuda::empty_cache());
+                show("memory_allocated", cuda::memory_allocated(None));
+                show("max_memory_reserved", cuda::max_memory_reserved(None));
+                show(
+                    "memory_summary",
+                    cuda::memory_summary(None).map(|t| t.len()),
+                );
+            }
+            ("strict", _) => {
+                show("get_device_name", cuda::get_device_name(None));
+                show(
+                    "mem_get_info",
+                    cuda::mem_get_info(None).map(|i| i.free_bytes),
+                );
+                show("memory_allocated(0)", cuda::memory_allocated(0));
+                show(
+                    "cuda",
+                    Tensor::zeros([1]).unwrap().cuda().map(|t| t.is_cuda()),
+                );
+                show("stream", cuda::Stream::new().map(|s| s.device()));
+            }
+            ("threads", _) => {
+                let threads: Vec<_> = (0..8)
+                    .map(|_| std::thread::spawn(cuda::is_available))
+                    .collect();
+                assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
+            }
+            ("exit", _) => {
+                // Tensors in thread-local variables of the main thread and in a static.
+                static KEPT: std::sync::OnceLock<Tensor> = std::sync::OnceLock::new();
+                let tensor = Tensor::ones([3]).unwrap().cuda().unwrap();
+                KEPT.set(tensor.clone()).unwrap();
+                println!("kept = {tensor}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Runs the steps under `LASTREF_SIM=setting` and gives what they print, and standard error.
+#[track_caller]
+fn run(setting: Option<&str>, steps: &str) -> (String, String) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--ignored", "--exact", "child", "--nocapture"])
+        .env("STEPS", steps)
+        .env_remove("LASTREF_SIM");
+    if let Some(setting) = setting {
+        command.env("LASTREF_SIM", setting);
+    }
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let (out, error) = (text(output.stdout), text(output.stderr));
+    assert!(output.status.success(), "{out}{error}");
+    let lines = |text: &str, keep: fn(&&str) -> bool| -> String {
+        text.lines()
+            .filter(keep)
+            .map(|line| format!("{line}\n"))
+            .collect()
+    };
+    (
+        lines(&out, |line| {
+            !line.is_empty() && !line.starts_with("running") && !line.starts_with("test ")
+        }),
+        lines(&error, |line| line.starts_with("lastref")),
+    )
+}
+
+#[test]
+fn without_a_driver_nothing_is_available() {
+    for setting in [None, Some("")] {
+        let (out, error) = run(setting, "look quiet strict");
+        let missing = "no CUDA device is available; set LASTREF_SIM=8GiB to use a simulated one";
+        assert!(out.contains("is_available = false\ndevice_count = 0\nspec = None\n"));
+        assert!(out.contains("empty_cache = 0\nmemory_allocated = 0\nmax_memory_reserved = 0\n"));
+        for call in [
+            "get_device_name: get_device_name",
+            "mem_get_info: mem_get_info",
+            "memory_allocated(0): memory_stats",
+            "cuda: to",
+            "stream: stream",
+        ] {
+            assert!(
+                out.contains(&format!("{call}: {missing}\n")),
+                "{call}: {out}"
+            );
+        }
+        assert_eq!(error, "", "nothing to say");
+    }
+}
+
+#[test]
+fn the_variable_asks_for_simulated_gpus_and_one_line_says_so() {
+    let (out, error) = run(Some("2x1GiB"), "threads look strict");
+    assert!(out.contains("is_available = true\ndevice_count = 2\nspec = Some(\"2x1GiB\")\n"));
+    assert!(out.contains("get_device_name = \"lastref simulated GPU (1.00 GiB)\"\n"));
+    assert!(out.contains("mem_get_info = 1073741824\n"));
+    assert!(out.contains("cuda = true\n"));
+    assert_eq!(
+        error,
+        "lastref: using 2 simulated GPUs of 1.00 GiB, no real one (LASTREF_SIM=2x1GiB)\n"
+    );
+}
+
+#[test]
+fn a_variable_that_cannot_be_read_is_a_clear_error_of_every_call() {
+    let (out, error) = run(Some("8G"), "look quiet strict");
+    let why =
+        "LASTREF_SIM=\"8G\": the unit \"g\" can mean two things, write GiB (1024) or GB (1000)";
+    assert!(out.contains("is_available = false\ndevice_count = 0\n"));
+    for call in [
+        "empty_cache",
+        "memory_allocated",
+        "max_memory_reserved",
+        "memory_summary",
+        "get_device_name",
+        "mem_get_info",
+        "memory_allocated(0)",
+        "cuda",
+        "stream",
+    ] {
+        assert!(out.contains(&format!("{call}: {why}\n")), "{call}: {out}");
+    }
+    assert_eq!(error, format!("lastref: {why}\n"), "said once");
+}
+
+#[test]
+fn the_program_may_ask_first_or_after_finding_nothing() {
+    let (out, error) = run(None, "look enable=1GiB look enable=1024MiB enable=2GiB");
+    assert!(out.contains("is_available = false\n"));
+    assert!(out.contains("enable = ()\nis_available = true\ndevice_count = 1\n"));
+    assert!(
+        out.contains("spec = Some(\"1GiB\")\nenable = ()\n"),
+        "the same again: {out}"
+    );
+    assert!(
+        out.ends_with("enable: sim::enable=\"2GiB\": simulated GPUs are in use already, 1GiB\n")
+    );
+    assert_eq!(
+        error,
+        "lastref: using 1 simulated GPU of 1.00 GiB, no real one (asked for by sim::enable)\n"
+    );
+
+    let (out, _) = run(Some("8GiB"), "enable=1GiB look");
+    assert!(out.contains("spec = Some(\"1GiB\")\n"), "the program wins");
+    let (out, _) = run(Some("8GiB"), "look enable=1GiB");
+    assert!(out.contains("in use already, 8GiB\n"), "unless it is late");
+    let (out, _) = run(Some("nonsense"), "enable=1GiB look");
+    assert!(out.contains("is_available = true\n"));
+}
+
+#[test]
+fn tensors_may_live_to_the_end_of_the_process() {
+    let (out, _) = run(Some("1GiB"), "exit");
+    assert_eq!(out, "kept = tensor([1., 1., 1.], device='cuda:0')\n");
+}
