@@ -295,9 +295,15 @@ fn real_program(screen: &mut Screen<impl Write>) -> Result<(), Failure> {
 
 /// An eighth of what the device has free, in whole pages.
 fn eighth() -> Result<i64, Failure> {
+    const PAGE: u64 = 2 << 20;
     let free = cuda::mem_get_info(None)?.free_bytes;
-    let eighth = (free / 8) & !((2 << 20) - 1);
-    Ok(i64::try_from(eighth).unwrap_or(i64::MAX / 8))
+    if free < 8 * PAGE {
+        let (needed, free) = (Bytes(8 * PAGE), Bytes(free));
+        return Err(Failure::No(anyhow::anyhow!(
+            "the demo needs {needed} free on the device, {free} is; try LASTREF_SIM=8GiB"
+        )));
+    }
+    Ok(i64::try_from(free / 8 & !(PAGE - 1)).unwrap_or(i64::MAX / 8))
 }
 
 #[cfg(test)]

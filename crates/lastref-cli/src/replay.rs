@@ -154,9 +154,12 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
                 .map_or(capacity, |smallest| smallest.bytes),
         );
         let bold = Style::new().bold();
-        writeln!(
+        writeln!(out, "{bold}{name}{bold:#}")?;
+        write_line(
             out,
-            "{bold}{name}{bold:#} on a simulated device of {capacity} with {memory}"
+            "device",
+            &capacity.to_string(),
+            &format!("simulated, with {memory}"),
         )?;
         write_report(out, &report, smallest.as_ref(), arguments.verify)?;
     }
@@ -356,9 +359,13 @@ pub(crate) fn write_report(
             "each block kept its bytes, no two overlapped".into(),
         ));
     }
-    let dim = Style::new().dimmed();
     for (name, value, meaning) in lines {
-        writeln!(out, "  {name:<18} {value:>11}  {dim}{meaning}{dim:#}")?;
+        write_line(out, name, &value, &meaning)?;
     }
     Ok(())
+}
+
+fn write_line(out: &mut impl Write, name: &str, value: &str, meaning: &str) -> io::Result<()> {
+    let dim = Style::new().dimmed();
+    writeln!(out, "  {name:<18} {value:>11}  {dim}{meaning}{dim:#}")
 }

@@ -1,5 +1,8 @@
 //! The command as its users meet it: the binary, its arguments, its exit status and its output.
-#![expect(clippy::unwrap_used, reason = "a test that cannot run its command has failed")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot run its command has failed"
+)]
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
@@ -182,7 +185,7 @@ fn a_replay_tells_people_the_same() {
     for text in [
         "9,846",
         "5.37 GiB",
-        "10.24 GiB with virtual memory",
+        "10.24 GiB  simulated, with virtual memory",
         "verified",
         "as an A100",
     ] {
@@ -202,7 +205,7 @@ fn the_smallest_device_is_found_and_is_the_smallest() {
     let json = done.json();
     let smallest = json["smallest_bytes"].as_u64().unwrap();
     assert!(
-        smallest >= 12_000_000 && smallest % (2 << 20) == 0,
+        smallest >= 12_000_000 && smallest.is_multiple_of(2 << 20),
         "{smallest}"
     );
     let ratio = json["smallest_over_live"].as_f64().unwrap();
@@ -586,7 +589,7 @@ mod demo {
 
     #[test]
     fn it_fits_80_columns_and_has_no_colour_in_a_pipe() {
-        for setting in [None, Some("80GiB"), Some("64MiB")] {
+        for setting in [None, Some("80GiB"), Some("16MiB")] {
             for line in demo(setting).out.lines() {
                 assert!(
                     line.chars().count() <= 80,
@@ -597,6 +600,18 @@ mod demo {
                 assert_eq!(line, line.trim_end());
             }
         }
+    }
+
+    #[test]
+    fn a_device_too_small_for_it_is_an_error() {
+        let output = lastref(&["demo"])
+            .env("LASTREF_SIM", "10MiB")
+            .output()
+            .unwrap();
+        let done = Done::from(output);
+        assert_eq!(done.status, 1, "{done:?}");
+        let text = "needs 16.00 MiB free on the device, 10.00 MiB is";
+        assert!(done.err.contains(text), "{done:?}");
     }
 
     #[test]
