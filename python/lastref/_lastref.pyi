@@ -17,7 +17,7 @@ from typing import (
 )
 
 from numpy.typing import NDArray
-from typing_extensions import CapsuleType, Self, TypeIs
+from typing_extensions import CapsuleType, Self, TypeIs, disjoint_base
 
 from ._size import Size
 
@@ -26,14 +26,13 @@ __version__: Final[str]
 _int: TypeAlias = builtins.int
 _float: TypeAlias = builtins.float
 _bool: TypeAlias = builtins.bool
-_type: TypeAlias = builtins.type
 
 # Inside a class a name such as `dtype` is the class's property.
 _DType: TypeAlias = dtype
 _Device: TypeAlias = device
 
 _Number: TypeAlias = _int | _float | SupportsFloat | SupportsIndex
-_DTypeLike: TypeAlias = dtype | _type[_float] | _type[_int] | _type[_bool]
+_DTypeLike: TypeAlias = dtype | builtins.type[_float] | builtins.type[_int] | builtins.type[_bool]
 _DeviceLike: TypeAlias = device | str | _int
 _Index: TypeAlias = SupportsIndex | slice | EllipsisType | None
 _Indices: TypeAlias = _Index | tuple[_Index, ...]
@@ -91,7 +90,7 @@ class device:
     def index(self) -> _int | None: ...
     def __eq__(self, other: object, /) -> _bool: ...
     def __hash__(self) -> _int: ...
-    def __reduce__(self) -> tuple[_type[_Device], tuple[str, _int | None]]: ...
+    def __reduce__(self) -> tuple[builtins.type[_Device], tuple[str, _int | None]]: ...
 
 @final
 class Stream:
@@ -134,6 +133,7 @@ class UntypedStorage:
     def __eq__(self, other: object, /) -> _bool: ...
     def __hash__(self) -> _int: ...
 
+@disjoint_base
 class Tensor:
     def __new__(cls, data: Tensor) -> Self: ...
     if TYPE_CHECKING:

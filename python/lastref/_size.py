@@ -25,7 +25,7 @@ class Size(tuple[int, ...]):
     def __getitem__(self, key: slice, /) -> "Size": ...
     def __getitem__(self, key: Any, /) -> "int | Size":
         item = super().__getitem__(key)
-        return Size(item) if isinstance(key, slice) else item  # type: ignore[arg-type, return-value]
+        return Size(item) if isinstance(key, slice) else item
 
     def __repr__(self) -> str:
         return f"lastref.Size({list(self)})"

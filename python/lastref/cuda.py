@@ -150,17 +150,17 @@ def default_stream(device: _DeviceLike = None) -> Stream:
 class StreamContext:
     """What `stream` gives: a context manager that makes a stream the current one."""
 
-    __slots__ = ("_previous", "stream")
+    __slots__ = ("_previous", "_stream")
 
     def __init__(self, stream: Stream | None) -> None:
-        self.stream = stream
+        self._stream = stream
         self._previous: list[tuple[int, Stream]] = []
 
     def __enter__(self) -> None:
-        if self.stream is not None:
+        if self._stream is not None:
             device = current_device()
-            previous = current_stream(self.stream.device)
-            _lastref.cuda_set_stream(self.stream)
+            previous = current_stream(self._stream.device)
+            _lastref.cuda_set_stream(self._stream)
             self._previous.append((device, previous))
 
     def __exit__(
@@ -169,7 +169,7 @@ class StreamContext:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self.stream is not None:
+        if self._stream is not None:
             device, previous = self._previous.pop()
             _lastref.cuda_set_stream(previous)
             set_device(device)

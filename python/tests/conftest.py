@@ -20,6 +20,10 @@ lastref.sim.enable("2x8GiB")
 @pytest.fixture(autouse=True)
 def nothing_is_leaked() -> Iterator[None]:
     """Each test starts on empty devices, and leaves no device memory allocated."""
+    # The traceback of a test that failed before this one refers to its variables.
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+    gc.collect()
     for device in range(lastref.cuda.device_count()):
         assert lastref.cuda.memory_allocated(device) == 0, "an earlier test left memory allocated"
         lastref.cuda.reset_peak_memory_stats(device)

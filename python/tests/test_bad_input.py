@@ -78,8 +78,8 @@ def on_device() -> Tensor:
         (lambda: on_device().permute(0, 0), RuntimeError, "0"),
         (lambda: on_device().permute(0), RuntimeError, "permute"),
         (lambda: on_device().transpose(0, 2), IndexError, "2"),
-        (lambda: on_device().narrow(0, 3, 2), RuntimeError, "narrow"),
-        (lambda: on_device().narrow(0, 0, -1), RuntimeError, "-1"),
+        (lambda: on_device().narrow(0, 3, 2), IndexError, "narrow"),
+        (lambda: on_device().narrow(0, 0, -1), IndexError, "-1"),
         (lambda: on_device().select(1, 5), IndexError, "5"),
         (lambda: on_device().select(2, 0), IndexError, "2"),
         (lambda: on_device().squeeze(2), IndexError, "2"),
@@ -89,7 +89,7 @@ def on_device() -> Tensor:
         (lambda: on_device().unsqueeze(0).t(), RuntimeError, "3"),
         (lambda: on_device().size(2), IndexError, "2"),
         (lambda: on_device().stride(-3), IndexError, "-3"),
-        (lambda: lastref.tensor(1).unbind(), RuntimeError, "unbind"),
+        (lambda: lastref.tensor(1).unbind(), IndexError, "unbind"),
         # Indices.
         (lambda: on_device()[4], IndexError, "4"),
         (lambda: on_device()[0, 0, 0], IndexError, "3"),
@@ -136,9 +136,7 @@ def on_device() -> Tensor:
         (lambda: Tensor([1]), TypeError, "list"),
     ],
 )
-def test_bad_input(
-    call: Callable[[], Any], error: type[Exception], text: str
-) -> None:
+def test_bad_input(call: Callable[[], Any], error: type[Exception], text: str) -> None:
     before = [cuda.memory_stats(d)["allocation.all.current"] for d in range(2)]
     with pytest.raises(error, match=re.escape(text)) as raised:
         call()

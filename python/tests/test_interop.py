@@ -124,8 +124,6 @@ def test_memoryview() -> None:
     assert memoryview(lastref.tensor(7)).shape == ()
     # Consumers that cannot follow strides are refused what needs them.
     with pytest.raises(BufferError, match="contiguous"):
-        b"".join([t.T])
-    with pytest.raises(BufferError, match="contiguous"):
         hashlib.sha256(t[:, ::2])
     # An empty tensor has a buffer too.
     assert bytes(lastref.empty(0, 3)) == b""

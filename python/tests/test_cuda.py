@@ -1,0 +1,186 @@
+"""`lastref.cuda`: devices, streams, events and statistics."""
+
+import pytest
+
+import lastref
+from conftest import GIB, MIB
+from lastref import cuda
+
+
+def test_devices() -> None:
+    assert cuda.is_available()
+    assert lastref.sim.is_enabled()
+    assert cuda.device_count() == 2
+    assert "simulated" in cuda.get_device_name()
+    properties = cuda.get_device_properties("cuda:1")
+    assert properties.total_memory == 8 * GIB
+    assert properties.is_simulated
+    assert properties.name == cuda.get_device_name(1)
+
+
+def test_current_device() -> None:
+    assert cuda.current_device() == 0
+    with cuda.device(1):
+        assert cuda.current_device() == 1
+        with cuda.device(None), cuda.device("cuda:0"):
+            assert cuda.current_device() == 0
+        assert cuda.current_device() == 1
+        cuda.set_device(0)
+    assert cuda.current_device() == 0
+    with pytest.raises(KeyError), cuda.device(1):
+        raise KeyError
+    assert cuda.current_device() == 0
+
+
+def test_a_context_manager_can_be_entered_again() -> None:
+    context = cuda.device(1)
+    with context, context:
+        pass
+    with context:
+        assert cuda.current_device() == 1
+    assert cuda.current_device() == 0
+
+
+def test_streams() -> None:
+    default = cuda.current_stream()
+    assert default == cuda.default_stream()
+    assert default.stream_id == 0
+    stream = cuda.Stream()
+    other = cuda.Stream(device=1, priority=-1)
+    assert stream != default
+    assert len({stream, default, other}) == 3
+    assert other.device == lastref.device(1)
+    assert other.priority == -1
+    assert "stream_id" in repr(stream)
+    with cuda.stream(stream) as context:
+        assert context is None
+        assert cuda.current_stream() == stream
+        with cuda.stream(other):
+            assert cuda.current_device() == 1
+            assert cuda.current_stream() == other
+            assert cuda.current_stream(0) == stream
+        assert cuda.current_device() == 0
+        assert cuda.current_stream(1) == cuda.default_stream(1)
+        with cuda.stream(None):
+            assert cuda.current_stream() == stream
+    assert cuda.current_stream() == default
+
+
+def test_waiting_for_a_stream() -> None:
+    stream = cuda.Stream()
+    with cuda.stream(stream):
+        t = lastref.zeros(64 * MIB, dtype=lastref.uint8, device="cuda")
+    # The simulated device works while it is asked, so this ends.
+    while not stream.query():
+        pass
+    t.fill_(1)
+    cuda.synchronize()
+    assert cuda.current_stream().query()
+    assert t[-1].item() == 1
+
+
+def test_events_order_streams() -> None:
+    first, second = cuda.Stream(), cuda.Stream()
+    with cuda.stream(first):
+        t = lastref.full((MIB,), 7, dtype=lastref.uint8, device="cuda")
+        event = first.record_event()
+    with cuda.stream(second):
+        event.wait()
+        t.record_stream(second)
+        u = t.clone()
+        assert u[-1].item() == 7, "read on the stream that made it"
+    cuda.current_stream().wait_stream(second)
+    assert u[-1].item() == 7, "and on one that waits for that"
+    second.wait_stream(first)
+    second.wait_event(event)
+    event.synchronize()
+    assert event.query()
+    assert event.device == lastref.device(0)
+    assert cuda.Event().device is None
+    assert cuda.Event().query(), "nothing was recorded, so nothing is pending"
+
+
+def test_events_measure_device_time() -> None:
+    start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+    with pytest.raises(RuntimeError, match="recorded"):
+        start.elapsed_time(end)
+    start.record()
+    t = lastref.zeros(256 * MIB, dtype=lastref.uint8, device="cuda")
+    end.record(cuda.current_stream())
+    end.synchronize()
+    assert start.elapsed_time(end) > 0
+    assert t.is_cuda
+
+
+def test_record_stream_delays_reuse() -> None:
+    side = cuda.Stream()
+
+    def reused(*, recorded: bool) -> bool:
+        cuda.synchronize()
+        t = lastref.empty(16 * MIB, dtype=lastref.uint8, device="cuda")
+        address = t.data_ptr()
+        side.wait_stream(cuda.current_stream())
+        with cuda.stream(side):
+            # Much work: some of it is done by the time the next tensor is made, never all.
+            for value in range(200):
+                t.fill_(value)
+        if recorded:
+            t.record_stream(side)
+        del t
+        u = lastref.empty(16 * MIB, dtype=lastref.uint8, device="cuda")
+        return u.data_ptr() == address
+
+    assert reused(recorded=False)
+    assert not reused(recorded=True)
+    cuda.synchronize()
+
+
+def test_statistics() -> None:
+    t = lastref.empty(1000, dtype=lastref.uint8, device="cuda:1")
+    stats = cuda.memory_stats(1)
+    assert stats["allocated_bytes.all.current"] == cuda.memory_allocated(1) == 1024
+    assert stats["allocated_bytes.small_pool.current"] == 1024
+    assert stats["requested_bytes.all.current"] == 1000
+    assert stats["allocation.all.current"] == 1
+    assert stats["allocation.all.allocated"] == 1
+    assert stats["reserved_bytes.all.current"] == cuda.memory_reserved(1)
+    assert cuda.memory_allocated() == cuda.memory_allocated(0) == 0
+    families = "allocation segment active inactive_split allocated_bytes reserved_bytes active_bytes"
+    for family in [*families.split(), "inactive_split_bytes", "requested_bytes"]:
+        for pool in ["all", "small_pool", "large_pool"]:
+            for face in ["current", "peak", "allocated", "freed"]:
+                assert isinstance(stats[f"{family}.{pool}.{face}"], int)
+    for counter in ["num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free"]:
+        assert isinstance(stats[counter], int)
+    del t
+    assert cuda.memory_stats(1)["allocation.all.freed"] == 1
+    assert cuda.max_memory_allocated(1) == 1024
+    assert cuda.max_memory_reserved(1) == cuda.memory_reserved(1)
+    cuda.reset_peak_memory_stats(1)
+    assert cuda.max_memory_allocated(1) == 0
+    cuda.reset_accumulated_memory_stats(1)
+    assert cuda.memory_stats(1)["allocation.all.allocated"] == 0
+
+
+def test_summary() -> None:
+    t = lastref.empty(3 * MIB, dtype=lastref.uint8, device="cuda")
+    assert f"{t.nbytes // 1024} KiB" in cuda.memory_summary()
+    assert "device ID 1" in cuda.memory_summary(1)
+
+
+def test_snapshot() -> None:
+    t = lastref.empty(1000, dtype=lastref.uint8, device="cuda")
+    u = lastref.empty(3 * MIB, dtype=lastref.uint8, device="cuda")
+    segments = cuda.memory_snapshot()
+    assert sum(s["allocated_size"] for s in segments) == cuda.memory_allocated()
+    assert sum(s["total_size"] for s in segments) == cuda.memory_reserved()
+    blocks = {b["address"]: b for s in segments for b in s["blocks"]}
+    assert blocks[t.data_ptr()]["size"] == 1024
+    assert blocks[t.data_ptr()]["requested_size"] == 1000
+    assert blocks[t.data_ptr()]["state"] == "active_allocated"
+    assert blocks[u.data_ptr()]["size"] == u.nbytes
+    for segment in segments:
+        assert segment["device"] == 0
+        assert segment["segment_type"] in ("small", "large")
+        assert sum(b["size"] for b in segment["blocks"]) == segment["total_size"]
+    assert cuda.memory_snapshot(1) == []
