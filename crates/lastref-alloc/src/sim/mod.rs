@@ -68,7 +68,7 @@ use crate::device::{
 };
 use crate::sync::{Mutex, MutexGuard, lock};
 use memory::{Memory, PAGE_BYTES};
-use world::{DeviceState, Rng, World, position};
+use world::{DeviceState, Rng, World};
 
 /// How a [`SimDevice`] is made.
 #[derive(Clone, Debug)]
@@ -545,7 +545,7 @@ unsafe impl Device for SimDevice {
     ) -> DeviceResult<()> {
         let mut entered = self.enter(Call::CopyFromPeer, bytes)?;
         let on = (self.0.device, stream);
-        let from = position(peer);
+        let from = peer.0 as usize;
         entered.copy_rows(on, Call::CopyFromPeer, dst, from, src, one_row(bytes))
     }
 

@@ -30,9 +30,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::calls::{Call, Cost, Fault, LatencyTable, PerCall};
 use super::memory::{Memory, invalid};
-use crate::device::{
-    DeviceError, DeviceIndex, DevicePtr, DeviceResult, EventId, Extent2d, FillValue, StreamId,
-};
+use crate::device::{DeviceError, DevicePtr, DeviceResult, EventId, Extent2d, FillValue, StreamId};
 
 /// `splitmix64`, small and good enough to choose what runs next.
 #[derive(Debug)]
@@ -797,11 +795,6 @@ impl World {
         }
         self.submit((device, stream), call, Work::Fill { dst, value, extent })
     }
-}
-
-/// The world's index of a device.
-pub(super) fn position(index: DeviceIndex) -> usize {
-    index.0 as usize
 }
 
 fn work_cost(cost: Cost, extent: Extent2d) -> f64 {
