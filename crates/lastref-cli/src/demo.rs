@@ -303,7 +303,7 @@ fn eighth() -> Result<i64, Failure> {
             "the demo needs {needed} free on the device, {free} is; try LASTREF_SIM=8GiB"
         )));
     }
-    Ok(i64::try_from(free / 8 & !(PAGE - 1)).unwrap_or(i64::MAX / 8))
+    Ok(i64::try_from((free / 8) & !(PAGE - 1)).unwrap_or(i64::MAX / 8))
 }
 
 #[cfg(test)]
