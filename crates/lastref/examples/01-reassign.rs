@@ -3,6 +3,8 @@
 //! `LASTREF_SIM=8GiB cargo run -p lastref --example 01-reassign` prints `true`, then `false`; the
 //! comments between say what the statistics show, and the test below reads them.
 
+#![expect(clippy::print_stdout, reason = "what the program prints is its point")]
+
 use lastref::{Result, Tensor, cuda};
 
 /// The program. `step` is called after each of its lines.

@@ -55,3 +55,19 @@ pub use error::{Error, Result};
 pub use shape::Shape;
 pub use storage::Storage;
 pub use tensor::{Tensor, TensorOptions, WeakTensor};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_may_go_to_any_thread() {
+        fn check<T: Send + Sync + 'static>() {}
+        check::<Tensor>();
+        check::<WeakTensor>();
+        check::<Storage>();
+        check::<cuda::Stream>();
+        check::<cuda::Event>();
+        check::<Error>();
+    }
+}

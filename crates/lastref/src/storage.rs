@@ -107,7 +107,8 @@ impl Storage {
     #[must_use]
     pub fn data_ptr(&self) -> u64 {
         match &self.0.memory {
-            Memory::Host(host) => host.ptr.addr().get() as u64,
+            // Exposed, since whoever is given the number may make a pointer of it (invariant 2).
+            Memory::Host(host) => host.ptr.as_ptr().expose_provenance() as u64,
             Memory::Cuda(block) => block.ptr().0,
         }
     }

@@ -1,5 +1,6 @@
 //! When the memory of a tensor on the GPU is freed: at the moment its last handle goes, however
 //! that comes about, and not before.
+#![expect(clippy::unwrap_used, reason = "an error here is a failed test")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! Which device is used, and what a user is told. What is set is read once in a process, so each
 //! case runs in a process of its own: this file again, with only [`child`] in it.
+#![expect(clippy::unwrap_used, reason = "an error here is a failed test")]
 
 use std::process::Command;
 

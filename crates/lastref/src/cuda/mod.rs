@@ -250,7 +250,7 @@ pub fn set_per_process_memory_fraction(
 pub struct CopyCounts {
     /// Operations between tensors on devices that went through the host.
     pub staged_copies: u64,
-    /// Bytes that such operations read back to the host.
+    /// Bytes of the elements that such operations read back to the host.
     pub staged_bytes: u64,
 }
 

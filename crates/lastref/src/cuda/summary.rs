@@ -63,15 +63,16 @@ fn number(value: u64) -> String {
     value.to_string()
 }
 
-/// At most four digits and a unit, as torch prints them: a unit is left when the number would
-/// reach 10,000 of it.
+/// At most six digits and a unit, which grows where the number would reach 768 * 1024, as in torch.
 fn bytes(value: u64) -> String {
+    const LIMIT: u64 = 768 * 1024;
     let mut value = value;
-    for unit in ["B  ", "KiB", "MiB", "GiB", "TiB"] {
-        if value < 10_000 || unit == "TiB" {
-            return format!("{value} {unit}");
-        }
+    let mut units = ["B  ", "KiB", "MiB", "GiB", "TiB"].into_iter();
+    let mut unit = units.next();
+    while value >= LIMIT {
+        let Some(larger) = units.next() else { break };
+        unit = Some(larger);
         value /= 1024;
     }
-    unreachable!("the last unit returns")
+    format!("{value} {}", unit.unwrap_or_default())
 }
