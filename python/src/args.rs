@@ -42,10 +42,7 @@ pub(crate) fn ints(call: &str, object: &Bound<'_, PyAny>) -> PyResult<Dims> {
             object.get_type().name()?
         )));
     }
-    object
-        .try_iter()?
-        .map(|item| int(call, &item?))
-        .collect()
+    object.try_iter()?.map(|item| int(call, &item?)).collect()
 }
 
 /// The ints of arguments that may be given one by one or as one sequence: `f(2, 3)`, `f((2, 3))`.

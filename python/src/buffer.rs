@@ -99,7 +99,11 @@ pub(crate) unsafe fn get(
     let element = isize::try_from(tensor.element_size()).map_err(|_| refuse("element size"))?;
     let to_isize = |value: &i64| isize::try_from(*value).map_err(|_| refuse("a size is too large"));
     let mut metadata = Box::new(Metadata {
-        shape: tensor.shape().iter().map(to_isize).collect::<PyResult<_>>()?,
+        shape: tensor
+            .shape()
+            .iter()
+            .map(to_isize)
+            .collect::<PyResult<_>>()?,
         strides: tensor
             .strides()
             .iter()

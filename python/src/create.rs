@@ -23,7 +23,11 @@ struct Options {
 }
 
 impl Options {
-    fn new(dtype: Option<DTypeArg>, device: Option<PyDevice>, requires_grad: bool) -> PyResult<Self> {
+    fn new(
+        dtype: Option<DTypeArg>,
+        device: Option<PyDevice>,
+        requires_grad: bool,
+    ) -> PyResult<Self> {
         if requires_grad {
             return Err(PyRuntimeError::new_err(
                 "requires_grad=True: lastref has no gradients; it owns memory and moves bytes",
@@ -51,9 +55,9 @@ fn allocate(
     dtype: DType,
     make: impl FnOnce() -> lastref::Result<Tensor> + Send,
 ) -> Outcome<PyTensor> {
-    let bytes = shape
-        .iter()
-        .fold(dtype.size(), |bytes, size| bytes.saturating_mul(size.unsigned_abs()));
+    let bytes = shape.iter().fold(dtype.size(), |bytes, size| {
+        bytes.saturating_mul(size.unsigned_abs())
+    });
     let tensor = if bytes > DETACH_BYTES {
         py.detach(make)
     } else {
@@ -81,7 +85,9 @@ pub(crate) fn empty(
     let options = Options::new(dtype, device, requires_grad)?;
     let shape = args::dims("empty", size)?;
     let (dtype, device) = (options.dtype(), options.device());
-    allocate(size.py(), &shape, dtype, || Tensor::empty_with(&*shape, (dtype, device)))
+    allocate(size.py(), &shape, dtype, || {
+        Tensor::empty_with(&*shape, (dtype, device))
+    })
 }
 
 /// A tensor of zeros.
@@ -101,7 +107,9 @@ pub(crate) fn zeros(
     let options = Options::new(dtype, device, requires_grad)?;
     let shape = args::dims("zeros", size)?;
     let (dtype, device) = (options.dtype(), options.device());
-    allocate(size.py(), &shape, dtype, || Tensor::zeros_with(&*shape, (dtype, device)))
+    allocate(size.py(), &shape, dtype, || {
+        Tensor::zeros_with(&*shape, (dtype, device))
+    })
 }
 
 /// A tensor of ones.
@@ -120,7 +128,9 @@ pub(crate) fn ones(
     let options = Options::new(dtype, device, requires_grad)?;
     let shape = args::dims("ones", size)?;
     let (dtype, device) = (options.dtype(), options.device());
-    allocate(size.py(), &shape, dtype, || Tensor::ones_with(&*shape, (dtype, device)))
+    allocate(size.py(), &shape, dtype, || {
+        Tensor::ones_with(&*shape, (dtype, device))
+    })
 }
 
 /// A tensor that holds one value everywhere. Without a dtype, the value's type decides.
@@ -140,7 +150,9 @@ pub(crate) fn full(
 ) -> Outcome<PyTensor> {
     let options = Options::new(dtype, device, requires_grad)?;
     let shape = args::ints("full", size)?;
-    let dtype = options.dtype.unwrap_or_else(|| fill_value.0.default_dtype());
+    let dtype = options
+        .dtype
+        .unwrap_or_else(|| fill_value.0.default_dtype());
     args::check_fits(fill_value.0, dtype)?;
     let device = options.device();
     allocate(size.py(), &shape, dtype, || {
@@ -199,7 +211,9 @@ pub(crate) fn empty_like(
     requires_grad: bool,
 ) -> Outcome<PyTensor> {
     let (dtype, device, shape) = like(input, dtype, device, requires_grad)?;
-    allocate(py, &shape, dtype, || Tensor::empty_with(&*shape, (dtype, device)))
+    allocate(py, &shape, dtype, || {
+        Tensor::empty_with(&*shape, (dtype, device))
+    })
 }
 
 /// A tensor of zeros of the shape, dtype and device of another, each unless given.
@@ -213,7 +227,9 @@ pub(crate) fn zeros_like(
     requires_grad: bool,
 ) -> Outcome<PyTensor> {
     let (dtype, device, shape) = like(input, dtype, device, requires_grad)?;
-    allocate(py, &shape, dtype, || Tensor::zeros_with(&*shape, (dtype, device)))
+    allocate(py, &shape, dtype, || {
+        Tensor::zeros_with(&*shape, (dtype, device))
+    })
 }
 
 /// A tensor of ones of the shape, dtype and device of another, each unless given.
@@ -227,7 +243,9 @@ pub(crate) fn ones_like(
     requires_grad: bool,
 ) -> Outcome<PyTensor> {
     let (dtype, device, shape) = like(input, dtype, device, requires_grad)?;
-    allocate(py, &shape, dtype, || Tensor::ones_with(&*shape, (dtype, device)))
+    allocate(py, &shape, dtype, || {
+        Tensor::ones_with(&*shape, (dtype, device))
+    })
 }
 
 /// A tensor of one value, of the shape, dtype and device of another, each unless given.
@@ -289,10 +307,12 @@ pub(crate) fn tensor(
         }
     };
     let dtype = options.dtype.unwrap_or_else(|| source.dtype());
-    let device = options.device.unwrap_or_else(|| match data.cast::<PyTensor>() {
-        Ok(_) => source.device(),
-        Err(_) => Device::Cpu,
-    });
+    let device = options
+        .device
+        .unwrap_or_else(|| match data.cast::<PyTensor>() {
+            Ok(_) => source.device(),
+            Err(_) => Device::Cpu,
+        });
     Ok(PyTensor(data.py().detach(|| {
         // One of the two conversions copies, or neither, and then `copy` does.
         let converted = source.to(device, dtype)?;
@@ -324,9 +344,7 @@ pub(crate) fn as_tensor<'py>(
     }
     let tensor = match array(data)? {
         None => from_values(data, options.dtype)?.to_device(options.device())?,
-        Some(source) => py.detach(|| {
-            source.to(options.device(), options.dtype)
-        })?,
+        Some(source) => py.detach(|| source.to(options.device(), options.dtype))?,
     };
     Ok(Bound::new(py, PyTensor(tensor))?)
 }

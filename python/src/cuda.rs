@@ -191,7 +191,11 @@ pub(crate) fn cuda_get_device_name(device: CudaIndex) -> Outcome<String> {
 #[pyfunction]
 pub(crate) fn cuda_get_device_properties(device: CudaIndex) -> Outcome<(String, u64, bool)> {
     let properties = cuda::get_device_properties(device.0)?;
-    Ok((properties.name, properties.total_bytes, properties.simulated))
+    Ok((
+        properties.name,
+        properties.total_bytes,
+        properties.simulated,
+    ))
 }
 
 #[pyfunction]
@@ -292,7 +296,10 @@ pub(crate) fn cuda_set_per_process_memory_fraction(fraction: f64, device: CudaIn
 pub(crate) fn cuda_get_per_process_memory_fraction(device: CudaIndex) -> Outcome<f64> {
     let allocator = cuda::allocator(device.0)?;
     let total = allocator.device().properties().total_bytes;
-    #[expect(clippy::cast_precision_loss, reason = "the quotient is a fraction from 0 to 1")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "the quotient is a fraction from 0 to 1"
+    )]
     Ok(allocator
         .memory_limit()
         .map_or(1.0, |limit| limit.min(total) as f64 / total as f64))

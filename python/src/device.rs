@@ -138,7 +138,10 @@ impl PyDevice {
         }
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> (Bound<'py, PyType>, (&'static str, Option<u32>)) {
+    fn __reduce__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> (Bound<'py, PyType>, (&'static str, Option<u32>)) {
         (py.get_type::<Self>(), (self.r#type(), self.index))
     }
 }

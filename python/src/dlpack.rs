@@ -66,7 +66,11 @@ pub(crate) fn export<'py>(
                     device.device_id,
                     wanted.device_type.0,
                     wanted.device_id,
-                    if copy == Some(false) { " without a copy" } else { "" }
+                    if copy == Some(false) {
+                        " without a copy"
+                    } else {
+                        ""
+                    }
                 )));
             }
             Some(py.detach(|| tensor.cpu())?)

@@ -61,7 +61,11 @@ fn sliced(tensor: &Tensor, dim: i64, slice: &Bound<'_, PySlice>) -> Outcome<Tens
             indices.step
         ))));
     }
-    let (start, stop, step) = (indices.start as i64, indices.stop as i64, indices.step as i64);
+    let (start, stop, step) = (
+        indices.start as i64,
+        indices.stop as i64,
+        indices.step as i64,
+    );
     Ok(tensor.slice(dim, start, stop.max(start), step)?)
 }
 
@@ -84,7 +88,9 @@ fn position(item: &Bound<'_, PyAny>) -> Outcome<i64> {
         if error.is_instance_of::<PyTypeError>(item.py()) {
             refuse()
         } else {
-            Failure::Python(PyIndexError::new_err(format!("index {item} is out of range")))
+            Failure::Python(PyIndexError::new_err(format!(
+                "index {item} is out of range"
+            )))
         }
     })
 }

@@ -104,11 +104,7 @@ fn to_python(py: Python<'_>, value: Scalar) -> PyResult<Bound<'_, PyAny>> {
 }
 
 /// `flat` cut into nested lists by `shape`.
-fn nested<'py>(
-    py: Python<'py>,
-    shape: &[i64],
-    flat: &[Scalar],
-) -> PyResult<Bound<'py, PyAny>> {
+fn nested<'py>(py: Python<'py>, shape: &[i64], flat: &[Scalar]) -> PyResult<Bound<'py, PyAny>> {
     let Some((&len, inner)) = shape.split_first() else {
         return to_python(py, flat[0]);
     };
@@ -150,7 +146,10 @@ impl PyTensor {
             return Ok(size(py, self.0.shape())?);
         };
         let at = dimension("size", dim, self.0.dim())?;
-        Ok(self.0.shape()[at].into_pyobject(py).map_err(PyErr::from)?.into_any())
+        Ok(self.0.shape()[at]
+            .into_pyobject(py)
+            .map_err(PyErr::from)?
+            .into_any())
     }
 
     /// How many elements lie between neighbours along each dimension, or along one.
@@ -160,7 +159,10 @@ impl PyTensor {
             return Ok(PyTuple::new(py, self.0.strides())?.into_any());
         };
         let at = dimension("stride", dim, self.0.dim())?;
-        Ok(self.0.strides()[at].into_pyobject(py).map_err(PyErr::from)?.into_any())
+        Ok(self.0.strides()[at]
+            .into_pyobject(py)
+            .map_err(PyErr::from)?
+            .into_any())
     }
 
     /// The position of the first element in the storage, in elements.
@@ -453,7 +455,8 @@ impl PyTensor {
                     "to: expected a dtype as second argument, not {arg:?}"
                 )));
             };
-            if (new_dtype.is_some() && dtype.is_some()) || (new_device.is_some() && device.is_some())
+            if (new_dtype.is_some() && dtype.is_some())
+                || (new_device.is_some() && device.is_some())
             {
                 return Err(type_error("to: the dtype or the device is given twice"));
             }
@@ -555,7 +558,8 @@ impl PyTensor {
     /// >>> t
     /// tensor([3., 3.])
     fn numpy<'py>(slf: &Bound<'py, Self>) -> Outcome<Bound<'py, PyAny>> {
-        buffer::exportable(&slf.get().0).map_err(|reason| type_error(format!("numpy: {reason}")))?;
+        buffer::exportable(&slf.get().0)
+            .map_err(|reason| type_error(format!("numpy: {reason}")))?;
         let view = PyMemoryView::from(slf.as_any())?;
         Ok(slf.py().import("numpy")?.call_method1("asarray", (view,))?)
     }
