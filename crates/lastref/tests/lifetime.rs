@@ -192,6 +192,7 @@ fn record_stream_keeps_memory_until_the_stream_is_done() {
     let target = target.unwrap();
     side.wait_stream(&cuda::current_stream(None).unwrap())
         .unwrap();
+    common::hold(&side);
     side.scope(|| target.copy_(&tensor)).unwrap().unwrap();
     tensor.record_stream(&side).unwrap();
 

@@ -4,7 +4,7 @@ mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use common::{MIB, allocated_on, simulated, turn};
+use common::{MIB, allocated_on, hold, simulated, turn};
 use lastref::alloc::StreamId;
 use lastref::alloc::sim::Call;
 use lastref::{DType, Device, Tensor, cuda};
@@ -44,12 +44,11 @@ fn reading_waits_for_the_current_stream_only() {
     let busy = side
         .scope(|| Tensor::zeros_with([MIB], (DType::U8, GPU)).unwrap())
         .unwrap();
-    for _ in 0..50 {
-        side.scope(|| busy.fill_(1).unwrap()).unwrap();
-    }
+    hold(&side);
+    side.scope(|| busy.fill_(1).unwrap()).unwrap();
     let own = Tensor::full_with([4], 3, (DType::U8, GPU)).unwrap();
     assert_eq!(own.to_vec::<u8>().unwrap(), [3; 4]);
-    assert!(!side.query().unwrap(), "50 fills are not waited for");
+    assert!(!side.query().unwrap(), "the other fill is not waited for");
     side.synchronize().unwrap();
     assert!(side.query().unwrap());
 }
@@ -107,6 +106,7 @@ fn events_order_streams_and_measure() {
         .scope(|| Tensor::zeros_with([16 * MIB], (DType::U8, GPU)).unwrap())
         .unwrap();
     let start = a.record_event().unwrap();
+    hold(&a);
     for value in 1..=20 {
         a.scope(|| tensor.fill_(value).unwrap()).unwrap();
     }
@@ -126,25 +126,37 @@ fn events_order_streams_and_measure() {
 #[test]
 fn copies_between_devices_are_ordered_both_ways() {
     let _turn = turn(TWO);
-    let values: Vec<i32> = (0..1 << 16).collect();
-    for round in 0..20 {
-        let from = Tensor::from_slice_with(&values, [256, 256], GPU).unwrap();
-        let from = if round % 2 == 0 {
-            from
-        } else {
-            from.transpose(0, 1).unwrap()
-        };
-        let expected = from.to_vec::<i32>().unwrap();
-        let to = from.to_device(OTHER).unwrap();
-        assert_eq!(to.device(), OTHER);
-        // Overwritten and freed at once: the copy must have been read before, in stream order.
-        from.fill_(-1).unwrap();
-        drop(from);
-        let reuse = Tensor::full_with([1 << 16], -2, (DType::I32, GPU)).unwrap();
-        assert_eq!(to.to_vec::<i32>().unwrap(), expected, "round {round}");
-        drop(reuse);
-    }
-    assert!(simulated(1).counters().calls(Call::CopyFromPeer) >= 20);
+    let here = cuda::current_stream(0).unwrap();
+    let there = cuda::current_stream(1).unwrap();
+    let from = Tensor::zeros_with([256, 256], (DType::I32, GPU)).unwrap();
+
+    hold(&here);
+    from.fill_(5).unwrap();
+    let to = from.to_device(OTHER).unwrap();
+    assert_eq!(to.device(), OTHER);
+    assert_eq!(
+        to.to_vec::<i32>().unwrap(),
+        vec![5; 1 << 16],
+        "the copy waits for what wrote the source"
+    );
+
+    drop(to);
+
+    // Written again, freed and used again at once, while the copy is pending.
+    hold(&there);
+    let to = from.transpose(0, 1).unwrap().to_device(OTHER).unwrap();
+    from.fill_(-1).unwrap();
+    drop(from);
+    let reuse = Tensor::full_with([1 << 16], -2, (DType::I32, GPU)).unwrap();
+    cuda::synchronize(0).unwrap();
+    assert_eq!(
+        to.to_vec::<i32>().unwrap(),
+        vec![5; 1 << 16],
+        "what writes the source next waits for the copy"
+    );
+    assert_eq!(reuse.select(0, 0).unwrap().item::<i32>().unwrap(), -2);
+    assert_eq!(simulated(1).counters().calls(Call::CopyFromPeer), 2);
+    drop((to, reuse));
     assert_eq!((allocated_on(0), allocated_on(1)), (0, 0));
 }
 
@@ -226,11 +238,10 @@ fn exports_of_simulated_memory_are_host_memory_after_the_stream() {
     let tensor = side
         .scope(|| Tensor::zeros_with([MIB], (DType::U8, GPU)).unwrap())
         .unwrap();
+    hold(&side);
     let exported = side
         .scope(|| {
-            for value in 1..=30 {
-                tensor.fill_(value).unwrap();
-            }
+            tensor.fill_(30).unwrap();
             tensor.to_dlpack().unwrap()
         })
         .unwrap();

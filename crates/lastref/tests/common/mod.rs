@@ -63,6 +63,15 @@ pub(crate) fn simulated(index: u32) -> SimDevice {
     sim::device(index).unwrap()
 }
 
+/// Keeps what is submitted to `stream` from now on pending until something waits for it.
+pub(crate) fn hold(stream: &cuda::Stream) {
+    let device = simulated(stream.device());
+    device.delay_events(u32::MAX);
+    // An event that says "not yet" to every query; work behind it waits.
+    stream.record_event().unwrap();
+    device.clear_faults();
+}
+
 pub(crate) fn allocated() -> u64 {
     allocated_on(0)
 }
