@@ -540,3 +540,31 @@ fn blocks_may_be_dropped_on_any_thread() {
         check(&allocator);
     }
 }
+
+#[test]
+fn a_merged_block_waits_for_the_later_of_its_frees() {
+    for allocator in allocators(1 << 30) {
+        let device = allocator.device().clone();
+        let other = device.create_stream(0).unwrap();
+        let whole = allocator.alloc(64 * MIB, other).unwrap();
+        let at = whole.ptr();
+        drop(whole);
+        let first = allocator.alloc(32 * MIB, other).unwrap();
+        let second = allocator.alloc(32 * MIB, other).unwrap();
+        assert_eq!(first.ptr().0.min(second.ptr().0), at.0);
+        drop(first);
+        device.synchronize().unwrap();
+        // This stream asks, and learns that the first free is done.
+        drop(allocator.alloc(32 * MIB, S0).unwrap());
+        for _ in 0..2000 {
+            device
+                .fill(second.ptr(), FillValue::U8(1), 64, other)
+                .unwrap();
+        }
+        drop(second);
+        let early = allocator.alloc(64 * MIB, S0).unwrap();
+        assert_ne!(early.ptr(), at, "its second half is still written to");
+        drop(early);
+        check(&allocator);
+    }
+}

@@ -394,3 +394,25 @@ fn pages_that_cannot_be_unmapped_are_kept_in_the_books() {
     assert!(allocator.alloc(100 * MIB, S0).is_ok());
     allocator.check_invariants(CheckLevel::Device).unwrap();
 }
+
+#[test]
+fn memory_that_work_still_uses_is_not_taken_from_under_it() {
+    for allocator in allocators(64 * MIB) {
+        let device = allocator.device().clone();
+        let first = allocator.alloc(20 * MIB, S0).unwrap();
+        let keep = allocator.alloc(4 * MIB, S0).unwrap();
+        let second = allocator.alloc(20 * MIB, S0).unwrap();
+        for block in [&first, &second] {
+            for _ in 0..2000 {
+                device.fill(block.ptr(), FillValue::U8(1), 64, S0).unwrap();
+            }
+        }
+        drop((first, second));
+        // The same stream may have either at once, but this needs the pages of both.
+        let large = allocator.alloc(48 * MIB, S0);
+        device.synchronize().unwrap();
+        assert_eq!(device.errors(), Vec::<String>::new());
+        drop((large, keep));
+        allocator.check_invariants(CheckLevel::Device).unwrap();
+    }
+}

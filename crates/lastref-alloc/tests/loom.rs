@@ -2,7 +2,10 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p lastref-alloc --test loom --release`.
 #![cfg(loom)]
-#![expect(clippy::disallowed_types, reason = "the count of interleavings is not part of a model")]
+#![expect(
+    clippy::disallowed_types,
+    reason = "the count of interleavings is not part of a model"
+)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -85,7 +88,10 @@ fn a_full_device_serves_whoever_comes_after_the_free() {
         }
         thread.join().unwrap();
         drop(early);
-        assert!(allocator.alloc(32 * MIB, S0).is_ok(), "after the free it must fit");
+        assert!(
+            allocator.alloc(32 * MIB, S0).is_ok(),
+            "after the free it must fit"
+        );
         assert_empty(&allocator);
     });
 }
