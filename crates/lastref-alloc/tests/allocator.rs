@@ -568,3 +568,23 @@ fn a_merged_block_waits_for_the_later_of_its_frees() {
         check(&allocator);
     }
 }
+
+#[test]
+fn the_rest_of_a_split_block_waits_as_the_whole_did() {
+    for allocator in allocators(1 << 30) {
+        let device = allocator.device().clone();
+        let other = device.create_stream(0).unwrap();
+        let whole = allocator.alloc(64 * MIB, S0).unwrap();
+        let at = whole.ptr().0;
+        for _ in 0..2000 {
+            device.fill(whole.ptr().offset(48 * MIB), FillValue::U8(1), 64, S0).unwrap();
+        }
+        drop(whole);
+        let part = allocator.alloc(32 * MIB, S0).unwrap();
+        assert_eq!(part.ptr().0, at);
+        let early = allocator.alloc(32 * MIB, other).unwrap();
+        assert_ne!(early.ptr().0, at + 32 * MIB, "the first stream still writes to it");
+        drop((part, early));
+        check(&allocator);
+    }
+}
