@@ -12,9 +12,9 @@ reference, and when that was the last one, the tensor's memory is freed at that 
 memory then stays in a cache until `lastref.cuda.empty_cache`, or until it is needed.
 
 lastref owns memory and moves bytes; it is not a deep-learning framework, and its tensors have no
-arithmetic. NumPy, PyTorch, CuPy and JAX compute on the same memory through DLPack
+arithmetic, not even ``==``. NumPy, PyTorch, CuPy and JAX compute on the same memory through DLPack
 (``numpy.from_dlpack(t)``, ``lastref.from_dlpack(a)``), NumPy also through the buffer protocol
-(``t.numpy()``). Two tensors are equal (``==``) only if they are the same object.
+(``t.numpy()``).
 
 A GPU is used when there is one. A simulated GPU stands in only when asked for: by the environment
 variable ``LASTREF_SIM`` (``8GiB``, ``2x8GiB``, ``11GB``, ``11000MiB``) or by `lastref.sim.enable`.

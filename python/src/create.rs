@@ -12,8 +12,10 @@ use crate::dtype::DTypeArg;
 use crate::error::{Failure, Outcome};
 use crate::tensor::PyTensor;
 
-/// Below this many bytes an allocation keeps the interpreter lock: on a hit it takes less time than
-/// to let go of the lock and take it again. Above, filling or obtaining the memory may take long.
+/// Above this many bytes an allocation lets go of the interpreter lock, since obtaining or filling
+/// the memory may take long. Below, it keeps it: what the cache serves takes well under a
+/// microsecond, and a thread that has let go of the lock may wait for a switch interval, 5 ms, to get
+/// it back from one that computes.
 const DETACH_BYTES: u64 = 1 << 20;
 
 /// What every creation function takes besides the shape.

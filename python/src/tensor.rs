@@ -15,6 +15,7 @@
 use lastref::{DType, Device, Scalar, Storage, Tensor};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::pyclass::CompareOp;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyIterator, PyList, PyMemoryView, PyTuple, PyType};
 
@@ -33,8 +34,8 @@ use crate::{create, index};
 /// `from_dlpack`. Views such as `t[1:3]`, `t.view(...)` and `t.T` are tensors on the same memory,
 /// which is freed at the moment the last tensor on it goes.
 ///
-/// There is no arithmetic: `t.numpy()`, `numpy.from_dlpack(t)`, `torch.from_dlpack(t)` compute on
-/// the same memory. Two tensors are equal (`==`) only if they are the same object.
+/// There is no arithmetic, not even `==`: `t.numpy()`, `numpy.from_dlpack(t)`, `torch.from_dlpack(t)`
+/// compute on the same memory. Tensors can be in sets and be keys, by identity.
 ///
 /// `Tensor(t)` is another tensor on the memory of `t`; a subclass can be made so.
 #[pyclass(name = "Tensor", module = "lastref", frozen, dict, weakref, subclass)]
@@ -650,6 +651,29 @@ impl PyTensor {
         Err(type_error(
             "`in` compares elements, which is arithmetic; use NumPy: x in t.numpy()",
         ))
+    }
+
+    /// Comparing elements is arithmetic, and comparing objects is `is`: so neither happens silently.
+    fn __richcmp__(
+        &self,
+        py: Python<'_>,
+        other: &Bound<'_, PyAny>,
+        op: CompareOp,
+    ) -> Outcome<Py<PyAny>> {
+        let is_elementwise = other.is_instance_of::<Self>() || args::number(other).is_some();
+        if matches!(op, CompareOp::Eq | CompareOp::Ne) && is_elementwise {
+            return Err(type_error(
+                "`==` and `!=` compare elements, which is arithmetic; use NumPy: t.numpy() == x, or \
+                 `is` to ask whether two names refer to one tensor",
+            ));
+        }
+        // Arrays of NumPy and others know how to compare themselves with a tensor.
+        Ok(py.NotImplemented())
+    }
+
+    fn __hash__(slf: &Bound<'_, Self>) -> usize {
+        // By identity, so that tensors can be in sets and be keys.
+        slf.as_ptr().addr() >> 4
     }
 
     fn __bool__(&self, py: Python<'_>) -> Outcome<bool> {

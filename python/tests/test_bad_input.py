@@ -114,6 +114,10 @@ def on_device() -> Tensor:
         (lambda: len(lastref.tensor(1)), TypeError, "dimensions"),
         (lambda: iter(lastref.tensor(1)), TypeError, "dimensions"),
         (lambda: 1.0 in on_device(), TypeError, "numpy"),
+        (lambda: on_device() == 0, TypeError, "numpy"),
+        (lambda: on_device() != on_device(), TypeError, "numpy"),
+        (lambda: on_device() < 1, TypeError, "'<'"),
+        (lambda: on_device() + 1, TypeError, "operand"),
         # Conversions.
         (lambda: on_device().numpy(), TypeError, "cpu()"),
         (lambda: numpy.asarray(on_device()), TypeError, "cpu()"),

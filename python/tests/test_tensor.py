@@ -240,6 +240,17 @@ def test_one_element(device: str) -> None:
     assert [10, 20, 30][torch.tensor(2, device=device)] == 30
 
 
+def test_identity() -> None:
+    t, u = torch.zeros(2), torch.zeros(2)
+    assert len({t, u, t}) == 2
+    assert {t: 1}[t] == 1
+    assert t in [t, u]
+    assert [t, u].index(t) == 0
+    assert (t == None) is False  # noqa: E711
+    assert (t != "text") is True
+    assert (t == numpy.zeros(2)).tolist() == [True, True], "NumPy compares"
+
+
 def test_deepcopy() -> None:
     t = torch.ones(2, device="cuda")
     t.tag = [1]

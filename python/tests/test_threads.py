@@ -1,8 +1,13 @@
 """Several Python threads at once, and threads that wait for the device."""
 
 import random
+import sys
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 import lastref
 from conftest import MIB
@@ -67,26 +72,52 @@ def test_each_thread_has_its_own_current_device_and_stream() -> None:
     assert seen == [(0, False)]
 
 
-def test_other_threads_run_while_one_waits() -> None:
-    # A thread that never lets go of the interpreter lock would keep the counter from growing.
+WAITS: dict[str, Callable[[Tensor], object]] = {
+    "synchronize": lambda _: cuda.synchronize(),
+    "stream": lambda _: cuda.current_stream().synchronize(),
+    "event": lambda _: cuda.current_stream().record_event().synchronize(),
+    "empty_cache": lambda _: cuda.empty_cache(),
+    "empty": lambda t: lastref.empty_like(t),
+    "cpu": lambda t: t.cpu(),
+    "clone": lambda t: t.clone(),
+    "fill_": lambda t: t.fill_(1),
+    "copy_": lambda t: t.copy_(t[:1]),
+    "setitem": lambda t: t.__setitem__(0, 1),
+    "item": lambda t: t[0].item(),
+    "tolist": lambda t: t[:9].tolist(),
+    "tensor": lambda t: lastref.tensor(t),
+    "dlpack": lambda t: t.__dlpack__(),
+}
+
+
+@pytest.mark.parametrize("call", WAITS.values(), ids=WAITS.keys())
+def test_other_threads_run_while_one_waits(call: Callable[[Tensor], object]) -> None:
     stop = threading.Event()
     counted = [0]
 
     def count() -> None:
         while not stop.is_set():
             counted[0] += 1
+            time.sleep(0)
 
+    t = lastref.empty(16 * MIB, dtype=lastref.uint8, device="cuda")
     thread = threading.Thread(target=count)
     thread.start()
+    for value in range(50):
+        t.fill_(value)  # work to wait for
+    # From here on the interpreter takes the lock from nobody: the other thread runs only when this
+    # one lets go of it, and this one does nothing that would, except what is under test.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(600)
     try:
-        big = lastref.empty(64 * MIB, dtype=lastref.uint8, device="cuda")
-        for _ in range(3):
-            before = counted[0]
-            big.fill_(1)
-            cuda.synchronize()
-            big.cpu()
-            assert counted[0] > before
+        before = counted[0]
+        for _ in range(1000):
+            call(t)
+            if counted[0] > before:
+                break
+        assert counted[0] > before
     finally:
+        sys.setswitchinterval(interval)
         stop.set()
         thread.join()
 
