@@ -98,9 +98,9 @@ mod tests {
                 "{bytes} bytes fell into bin {bin} after {last}"
             );
             // The smallest size of the same bin is at most 1/32 smaller.
-            let floor = bytes - bytes / 32 - MIN_BLOCK_BYTES;
+            let below = |bytes: u64| bytes - bytes / 32 - MIN_BLOCK_BYTES;
             assert!(
-                bytes < 64 * MIN_BLOCK_BYTES || bin_of(floor) < bin,
+                bytes < 64 * MIN_BLOCK_BYTES || bin_of(below(bytes)) < bin,
                 "bin {bin} is too wide"
             );
             last = bin;
