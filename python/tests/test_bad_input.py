@@ -150,6 +150,30 @@ def test_bad_input(call: Callable[[], Any], error: type[Exception], text: str) -
     assert [cuda.memory_stats(d)["allocation.all.current"] for d in range(2)] == before
 
 
+@pytest.mark.parametrize("name", ["int8", "int16", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("kind", [int, float])
+def test_integers_that_just_do_not_fit(name: str, kind: type) -> None:
+    dtype = getattr(lastref, name)
+    limits = numpy.iinfo(name)
+    if kind is int or name != "int64":
+        assert lastref.tensor(kind(limits.max), dtype=dtype).item() == limits.max
+    assert lastref.tensor(kind(limits.min), dtype=dtype).item() == limits.min
+    # Of floats, the next one below the least int64 is 2048 away.
+    below = kind(limits.min) - (2048 if kind is float and name == "int64" else 1)
+    t = lastref.ones(2, dtype=dtype)
+    for value in (kind(limits.max + 1), below):
+        for call in (
+            lambda: lastref.tensor([0, value], dtype=dtype),
+            lambda: lastref.full((2,), value, dtype=dtype),
+            lambda: t.fill_(value),
+            lambda: t.__setitem__(0, value),
+            lambda: t.__setitem__(0, [value]),
+        ):
+            with pytest.raises(RuntimeError, match="fit"):
+                call()
+    assert t.tolist() == [1, 1], "and nothing was written"
+
+
 def test_a_list_that_holds_itself() -> None:
     endless: list[Any] = []
     endless.append(endless)

@@ -77,7 +77,7 @@ WAITS: dict[str, Callable[[Tensor], object]] = {
     "stream": lambda _: cuda.current_stream().synchronize(),
     "event": lambda _: cuda.current_stream().record_event().synchronize(),
     "empty_cache": lambda _: cuda.empty_cache(),
-    "empty": lambda t: lastref.empty_like(t),
+    "ones": lambda t: lastref.ones_like(t, device="cpu"),
     "cpu": lambda t: t.cpu(),
     "clone": lambda t: t.clone(),
     "fill_": lambda t: t.fill_(1),
@@ -103,19 +103,20 @@ def test_other_threads_run_while_one_waits(call: Callable[[Tensor], object]) -> 
     t = lastref.empty(16 * MIB, dtype=lastref.uint8, device="cuda")
     thread = threading.Thread(target=count)
     thread.start()
-    for value in range(50):
-        t.fill_(value)  # work to wait for
-    # From here on the interpreter takes the lock from nobody: the other thread runs only when this
-    # one lets go of it, and this one does nothing that would, except what is under test.
+    # From here on the interpreter takes the lock from nobody: the other thread runs during the call
+    # only if the call lets go of it.
     interval = sys.getswitchinterval()
     sys.setswitchinterval(600)
     try:
-        before = counted[0]
-        for _ in range(1000):
+        for _ in range(100):
+            for value in range(20):
+                t.fill_(value)  # work to wait for
+            before = counted[0]
             call(t)
             if counted[0] > before:
                 break
-        assert counted[0] > before
+        else:
+            raise AssertionError("the other thread never ran during the call")
     finally:
         sys.setswitchinterval(interval)
         stop.set()
