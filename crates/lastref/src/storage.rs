@@ -4,9 +4,11 @@
 //!
 //! 1. A host storage's pointer is valid for `len` bytes, readable and writable, from the creation
 //!    of the storage until its drop, and aligned to [`HOST_ALIGN`] if lastref allocated it.
-//! 2. Lastref reads host bytes only while it holds the storage's lock for reading, and writes them
-//!    only while it holds it for writing. Whoever was given the pointer (DLPack, `data_ptr`) follows
-//!    the rules of the unsafe call that made use of it.
+//! 2. Lastref reads host bytes only while it holds the storage's lock, and writes them only while it
+//!    holds it for writing. Slices are made of the bytes in use alone: two storages may be on the
+//!    same memory, when a tensor is exported and imported again, and [`read_write`] refuses bytes
+//!    that overlap. Whoever else was given the pointer (DLPack, `data_ptr`) follows the rules of the
+//!    unsafe call that made use of it.
 //! 3. A storage never changes its memory, size or device.
 //!
 //! Dropping uses no thread-local variable and calls no driver, so it is safe on any thread, in a
@@ -18,7 +20,7 @@
 use std::alloc::{Layout as HostLayout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
@@ -221,18 +223,33 @@ impl HostMemory {
         })
     }
 
-    pub(crate) fn read(&self) -> HostRead<'_> {
-        let guard = read(&self.lock);
-        HostRead {
-            memory: self,
-            _guard: guard,
-        }
+    pub(crate) const fn len(&self) -> usize {
+        self.len
     }
 
-    pub(crate) fn write(&self) -> HostWrite<'_> {
-        let guard = write(&self.lock);
-        HostWrite {
-            memory: self,
+    /// Locks the bytes of `range` for reading. While other bytes may be somebody else's to write,
+    /// no slice is made of them.
+    pub(crate) fn read(&self, range: Range<usize>) -> HostRead<'_> {
+        let guard = Guard::Read(read(&self.lock));
+        HostRead(self.bytes(range, guard))
+    }
+
+    /// Locks the bytes of `range` for writing.
+    pub(crate) fn write(&self, range: Range<usize>) -> HostWrite<'_> {
+        let guard = Guard::Write(write(&self.lock));
+        HostWrite(self.bytes(range, guard))
+    }
+
+    fn bytes<'a>(&'a self, range: Range<usize>, guard: Guard<'a>) -> Locked<'a> {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "bytes {range:?} of {}",
+            self.len
+        );
+        Locked {
+            // SAFETY: within the memory, by the check above (invariant 1).
+            ptr: unsafe { self.ptr.add(range.start) },
+            len: range.len(),
             _guard: guard,
         }
     }
@@ -254,51 +271,71 @@ impl Drop for HostMemory {
 struct Aligned;
 const _: () = assert!(align_of::<Aligned>() == HOST_ALIGN);
 
-/// Host bytes locked for reading.
-pub(crate) struct HostRead<'a> {
-    memory: &'a HostMemory,
-    _guard: RwLockReadGuard<'a, ()>,
+/// Bytes of a host storage, and the lock on it.
+struct Locked<'a> {
+    ptr: NonNull<u8>,
+    len: usize,
+    _guard: Guard<'a>,
 }
+
+/// Held to be dropped, not to be read.
+#[expect(dead_code, reason = "unlock when dropped")]
+enum Guard<'a> {
+    Read(RwLockReadGuard<'a, ()>),
+    Write(RwLockWriteGuard<'a, ()>),
+    /// The lock is held by the other half of a [`read_write`] within one storage.
+    Other,
+}
+
+/// Host bytes locked for reading.
+pub(crate) struct HostRead<'a>(Locked<'a>);
 
 impl Deref for HostRead<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: valid by invariant 1; nobody writes while the guard is held (invariant 2).
-        unsafe { std::slice::from_raw_parts(self.memory.ptr.as_ptr(), self.memory.len) }
+        // SAFETY: valid by invariant 1; nobody writes while the lock is held (invariant 2).
+        unsafe { std::slice::from_raw_parts(self.0.ptr.as_ptr(), self.0.len) }
     }
 }
 
 /// Host bytes locked for writing.
-pub(crate) struct HostWrite<'a> {
-    memory: &'a HostMemory,
-    _guard: RwLockWriteGuard<'a, ()>,
-}
+pub(crate) struct HostWrite<'a>(Locked<'a>);
 
 impl Deref for HostWrite<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: valid by invariant 1; the guard keeps every other access out (invariant 2).
-        unsafe { std::slice::from_raw_parts(self.memory.ptr.as_ptr(), self.memory.len) }
+        // SAFETY: valid by invariant 1; the lock keeps every other access out (invariant 2).
+        unsafe { std::slice::from_raw_parts(self.0.ptr.as_ptr(), self.0.len) }
     }
 }
 
 impl DerefMut for HostWrite<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for reading; `&mut self` makes this the only slice of the guard.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.ptr.as_ptr(), self.memory.len) }
+        // SAFETY: as for reading; `&mut self` makes this the only slice of these bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.0.ptr.as_ptr(), self.0.len) }
     }
 }
 
-/// Locks two different host storages, one for writing and one for reading.
+/// Locks two ranges of host bytes that do not overlap, one for writing and one for reading, of one
+/// storage or of two.
 pub(crate) fn read_write<'a>(
-    to: &'a HostMemory,
-    from: &'a HostMemory,
+    (to, to_range): (&'a HostMemory, Range<usize>),
+    (from, from_range): (&'a HostMemory, Range<usize>),
 ) -> (HostWrite<'a>, HostRead<'a>) {
-    if std::ptr::from_ref(to) < std::ptr::from_ref(from) {
-        let to = to.write();
-        (to, from.read())
+    let (to, from) = if std::ptr::eq(to, from) {
+        let write = to.write(to_range);
+        (write, HostRead(from.bytes(from_range, Guard::Other)))
+    } else if std::ptr::from_ref(to) < std::ptr::from_ref(from) {
+        let write = to.write(to_range);
+        (write, from.read(from_range))
     } else {
-        let from = from.read();
-        (to.write(), from)
-    }
+        let read = from.read(from_range);
+        (to.write(to_range), read)
+    };
+    let starts = (to.0.ptr.addr().get(), from.0.ptr.addr().get());
+    assert!(
+        starts.0 + to.0.len <= starts.1 || starts.1 + from.0.len <= starts.0,
+        "callers copy what overlaps first"
+    );
+    (to, from)
 }

@@ -144,7 +144,7 @@ fn copies_between_devices_are_ordered_both_ways() {
 
     // Written again, freed and used again at once, while the copy is pending.
     hold(&there);
-    let to = from.transpose(0, 1).unwrap().to_device(OTHER).unwrap();
+    let to = from.to_device(OTHER).unwrap();
     from.fill_(-1).unwrap();
     drop(from);
     let reuse = Tensor::full_with([1 << 16], -2, (DType::I32, GPU)).unwrap();
@@ -154,8 +154,18 @@ fn copies_between_devices_are_ordered_both_ways() {
         vec![5; 1 << 16],
         "what writes the source next waits for the copy"
     );
+
+    // A strided source is brought together in memory that is free again at once.
+    let from = reuse.view([256, 256]).unwrap().transpose(0, 1).unwrap();
+    hold(&there);
+    let turned = from.to_device(OTHER).unwrap();
+    let again = Tensor::full_with([1 << 17], -3, (DType::I32, GPU)).unwrap();
+    cuda::synchronize(0).unwrap();
+    assert_eq!(turned.to_vec::<i32>().unwrap(), vec![-2; 1 << 16]);
+    drop((from, turned, again));
+
     assert_eq!(reuse.select(0, 0).unwrap().item::<i32>().unwrap(), -2);
-    assert_eq!(simulated(1).counters().calls(Call::CopyFromPeer), 2);
+    assert_eq!(simulated(1).counters().calls(Call::CopyFromPeer), 3);
     drop((to, reuse));
     assert_eq!((allocated_on(0), allocated_on(1)), (0, 0));
 }
@@ -260,4 +270,28 @@ fn exports_of_simulated_memory_are_host_memory_after_the_stream() {
     assert_eq!(allocated_on(0), 1 << 20, "the export keeps it");
     std::thread::spawn(move || drop(imported)).join().unwrap();
     assert_eq!(allocated_on(0), 0);
+}
+
+/// An import of one's own export is another storage on the same memory.
+#[test]
+fn copies_between_two_storages_on_the_same_memory_read_before_they_write() {
+    use lastref::dlpack;
+    let _turn = turn(TWO);
+    for device in [Device::Cpu, GPU] {
+        let own = Tensor::arange_with(0, 100, 1, (DType::I16, device)).unwrap();
+        // SAFETY: exported here, and only this test uses it.
+        let again = unsafe { dlpack::import(own.to_dlpack().unwrap()) }.unwrap();
+        assert!(!again.same_storage(&own));
+        let (first, last) = (own.narrow(0, 0, 99), own.narrow(0, 1, 99));
+        let (again_first, again_last) = (again.narrow(0, 0, 99), again.narrow(0, 1, 99));
+
+        again_last.unwrap().copy_(&first.unwrap()).unwrap();
+        let expected: Vec<i16> = [0].into_iter().chain(0..99).collect();
+        assert_eq!(own.to_vec::<i16>().unwrap(), expected);
+
+        last.unwrap().copy_(&again_first.unwrap()).unwrap();
+        let expected: Vec<i16> = [0, 0].into_iter().chain(0..98).collect();
+        assert_eq!(own.to_vec::<i16>().unwrap(), expected);
+        assert_eq!(again.to_vec::<i16>().unwrap(), expected);
+    }
 }

@@ -5,6 +5,7 @@
 mod common;
 
 use common::turn;
+use lastref::alloc::sim::Call;
 use lastref::{DType, Device, Scalar, Tensor, cuda};
 use proptest::prelude::*;
 
@@ -402,6 +403,16 @@ fn large_strided_tensors_are_read_right() {
     let expected: Vec<i32> = (0..rows).map(|row| at(row, 7)).collect();
     assert_eq!(column.to_vec::<i32>().unwrap(), expected);
 
+    // Bringing it together takes memory; on a full device it is read piece by piece.
+    cuda::empty_cache().unwrap();
+    let free = cuda::mem_get_info(0).unwrap().free_bytes;
+    let rest = common::bytes_on_gpu(i64::try_from(free).unwrap()).unwrap();
+    let reads = || common::simulated(0).counters().calls(Call::CopyToHost);
+    let before = reads();
+    assert_eq!(column.to_vec::<i32>().unwrap(), expected);
+    assert_eq!(reads() - before, 1000, "and nothing between");
+    drop(rest);
+
     let few = t
         .slice(0, None, None, 100)
         .unwrap()
@@ -454,6 +465,19 @@ fn conversion_follows_torch() {
         large.to_dtype(DType::I64).unwrap().to_vec::<i64>().unwrap(),
         [i64::MAX, 16_777_217]
     );
+}
+
+/// Memory that nobody has written, or that another library wrote, holds any byte.
+#[test]
+fn every_byte_but_zero_is_true() {
+    let _turn = turn("256MiB");
+    let bytes = [0, 1, 2, 255];
+    let host = Tensor::from_bytes(&bytes, DType::Bool, [4]).unwrap();
+    for tensor in [host.cuda().unwrap(), host] {
+        assert_eq!(tensor.to_vec::<bool>().unwrap(), [false, true, true, true]);
+        let numbers = tensor.to_dtype(DType::U8).unwrap();
+        assert_eq!(numbers.to_vec::<u8>().unwrap(), [0, 1, 1, 1]);
+    }
 }
 
 #[test]

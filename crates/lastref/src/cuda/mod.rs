@@ -5,7 +5,7 @@
 //!
 //! Without a device: [`is_available`] is false, [`device_count`] is 0, [`empty_cache`] gives back
 //! nothing, and the statistics of the current device are zero, as in torch. Every other call is an
-//! [`Error::NoSuchDevice`](crate::Error::NoSuchDevice). If `LASTREF_SIM` cannot be read, every call
+//! [`Error::NoSuchDevice`]. If `LASTREF_SIM` cannot be read, every call
 //! that returns a result says so.
 
 mod event;

@@ -16,7 +16,7 @@
 use crate::alloc::{self, Extent2d, FillValue};
 use crate::cuda::{self, Event};
 use crate::dtype::with_element;
-use crate::shape::{Dims, Layout, Shape, count, index, length, unsigned};
+use crate::shape::{Dims, Layout, Shape, index, length, unsigned};
 use crate::storage::{HostMemory, read_write};
 use crate::tensor::strided::{self, Rows, Step, split_run, walk};
 use crate::tensor::{Tensor, create};
@@ -79,15 +79,15 @@ impl Tensor {
         if self.same_storage(from) && same_dtype && self.layout == layout {
             return Ok(());
         }
-        let shared = self.same_storage(from) && self.overlaps(from);
+        let shared = self.overlaps(from);
         let from = if shared {
             from.copy()?.expand(self.shape())?
         } else {
             from.with_layout(layout)
         };
         match (self.storage.host(), from.storage.host()) {
-            (Some(to), Some(_)) => {
-                self.copy_on_host(to, &from);
+            (Some(to), Some(source)) => {
+                self.copy_on_host(to, &from, source);
                 Ok(())
             }
             (Some(to), None) => self.download(to, &from),
@@ -116,11 +116,9 @@ impl Tensor {
                 let walk = walk(self.shape(), self.strides(), &still);
                 strided::copy(
                     self.dtype.size(),
-                    &mut host.write(),
+                    &mut host.write(self.host_range()),
                     &value[..size],
                     &walk,
-                    self.layout.offset,
-                    0,
                 );
                 Ok(())
             }
@@ -203,7 +201,7 @@ impl Tensor {
         let mut bytes = host_bytes(self.nbytes())?;
         match self.storage.host() {
             _ if bytes.is_empty() => {}
-            Some(host) => self.gather(&mut bytes, &host.read(), self.layout.offset),
+            Some(host) => self.gather(&mut bytes, &host.read(self.host_range())),
             None => self.read_from_device(&mut bytes)?,
         }
         Ok(bytes)
@@ -229,66 +227,31 @@ impl Tensor {
         ))
     }
 
-    /// Whether the ranges of both tensors in their common storage overlap.
+    /// Whether the memory of both, from the first element to the last, overlaps. By address, since
+    /// an export that was imported again is another storage on the same memory; addresses are
+    /// distinct between the host and all devices, but for simulated ones, whose memory is the host's.
     fn overlaps(&self, other: &Self) -> bool {
-        let (a, b) = (self.host_range(), other.host_range());
+        let range = |tensor: &Self| {
+            let first = tensor.data_ptr();
+            first..first + unsigned(tensor.layout.extent()) * tensor.dtype.size()
+        };
+        let (a, b) = (range(self), range(other));
         a.start < b.end && b.start < a.end
     }
 
     // ---- host -----------------------------------------------------------------------------
 
-    fn copy_on_host(&self, memory: &HostMemory, from: &Self) {
+    fn copy_on_host(&self, memory: &HostMemory, from: &Self, source: &HostMemory) {
         let walk = walk(self.shape(), self.strides(), from.strides());
-        let (to_at, from_at) = (self.layout.offset, from.layout.offset);
-        if self.same_storage(from) {
-            // Ranges that do not overlap (`copy_`): cut the bytes between them.
-            let mut bytes = memory.write();
-            let (a, b) = (self.host_range(), from.host_range());
-            let cut = a.start.max(b.start);
-            let (low, high) = bytes.split_at_mut(cut);
-            if a.start < b.start {
-                let shift = count(cut) / count(length(from.dtype.size()));
-                convert(
-                    self.dtype,
-                    low,
-                    to_at,
-                    from.dtype,
-                    high,
-                    from_at - shift,
-                    &walk,
-                );
-            } else {
-                let shift = count(cut) / count(length(self.dtype.size()));
-                convert(
-                    self.dtype,
-                    high,
-                    to_at - shift,
-                    from.dtype,
-                    low,
-                    from_at,
-                    &walk,
-                );
-            }
-        } else if let Some(source) = from.storage.host() {
-            let (mut to, from_bytes) = read_write(memory, source);
-            convert(
-                self.dtype,
-                &mut to,
-                to_at,
-                from.dtype,
-                &from_bytes,
-                from_at,
-                &walk,
-            );
-        }
+        let (mut to, bytes) = read_write((memory, self.host_range()), (source, from.host_range()));
+        convert(self.dtype, &mut to, from.dtype, &bytes, &walk);
     }
 
-    /// Writes the elements in row-major order to `to`, reading `bytes` with this layout from
-    /// `offset` on.
-    fn gather(&self, to: &mut [u8], bytes: &[u8], offset: i64) {
+    /// Writes the elements in row-major order to `to`; `bytes` begins with the first of them.
+    fn gather(&self, to: &mut [u8], bytes: &[u8]) {
         let contiguous = self.layout.to_contiguous();
         let walk = walk(self.shape(), &contiguous.strides, self.strides());
-        strided::copy(self.dtype.size(), to, bytes, &walk, 0, offset);
+        strided::copy(self.dtype.size(), to, bytes, &walk);
     }
 
     // ---- between host and device ----------------------------------------------------------
@@ -296,20 +259,13 @@ impl Tensor {
     /// Copies a device tensor of this shape into this host tensor.
     fn download(&self, memory: &HostMemory, from: &Self) -> Result<()> {
         if self.is_contiguous() && self.dtype == from.dtype {
-            return from.read_from_device(&mut memory.write()[self.host_range()]);
+            return from.read_from_device(&mut memory.write(self.host_range()));
         }
         let bytes = from.to_bytes()?;
         let layout = from.layout.to_contiguous();
         let walk = walk(self.shape(), self.strides(), &layout.strides);
-        convert(
-            self.dtype,
-            &mut memory.write(),
-            self.layout.offset,
-            from.dtype,
-            &bytes,
-            0,
-            &walk,
-        );
+        let mut to = memory.write(self.host_range());
+        convert(self.dtype, &mut to, from.dtype, &bytes, &walk);
         Ok(())
     }
 
@@ -332,7 +288,7 @@ impl Tensor {
         };
         let from = from.to_dtype(self.dtype)?.contiguous()?;
         if let Some(host) = from.storage.host() {
-            let bytes = &host.read()[from.host_range()];
+            let bytes = &host.read(from.host_range());
             device.copy_from_host(alloc::DevicePtr(to.data_ptr()), bytes, stream)?;
         }
         if self.is_contiguous() {
@@ -377,7 +333,7 @@ impl Tensor {
         }
         let mut bytes = host_bytes(covered)?;
         device.copy_to_host(&mut bytes, first, stream)?;
-        self.gather(to, &bytes, 0);
+        self.gather(to, &bytes);
         Ok(())
     }
 
@@ -538,26 +494,19 @@ fn extent(width_bytes: u64, row: Step, size: u64) -> Extent2d {
     }
 }
 
-/// Copies elements between host bytes, converting them where the dtypes differ.
-fn convert(
-    to_dtype: DType,
-    to: &mut [u8],
-    to_offset: i64,
-    from_dtype: DType,
-    from: &[u8],
-    from_offset: i64,
-    walk: &[Step],
-) {
+/// Copies elements between host bytes that begin with the first of them, converting them where the
+/// dtypes differ.
+fn convert(to_dtype: DType, to: &mut [u8], from_dtype: DType, from: &[u8], walk: &[Step]) {
     if to_dtype == from_dtype {
-        strided::copy(to_dtype.size(), to, from, walk, to_offset, from_offset);
+        strided::copy(to_dtype.size(), to, from, walk);
         return;
     }
     with_element!(to_dtype, To => with_element!(from_dtype, From => {
         let (outer, run) = split_run(walk);
         let Ok(()) = strided::for_each::<std::convert::Infallible>(
             outer,
-            to_offset,
-            from_offset,
+            0,
+            0,
             &mut |mut to_at, mut from_at| {
                 for _ in 0..run.size {
                     let value = From::load(&from[index(from_at) * size_of::<From>()..]);

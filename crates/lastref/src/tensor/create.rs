@@ -243,7 +243,7 @@ impl Tensor {
         let host = new(call, &[len].into(), dtype, Device::Cpu)?;
         if let Some(memory) = host.storage.host() {
             let size = length(dtype.size());
-            let mut bytes = memory.write();
+            let mut bytes = memory.write(0..memory.len());
             for (i, place) in (0..len).zip(bytes.chunks_exact_mut(size)) {
                 let value = if floats {
                     Scalar::Float(Scalar::Int(i).to_f64().mul_add(by, from))
@@ -292,7 +292,7 @@ impl Tensor {
         }
         let host = new("from_slice", &shape, T::DTYPE, Device::Cpu)?;
         if let Some(memory) = host.storage.host() {
-            let mut bytes = memory.write();
+            let mut bytes = memory.write(0..memory.len());
             for (value, place) in data.iter().zip(bytes.chunks_exact_mut(size_of::<T>())) {
                 value.store(place);
             }
@@ -321,7 +321,7 @@ impl Tensor {
         }
         let host = new("from_bytes", &shape, dtype, Device::Cpu)?;
         if let Some(memory) = host.storage.host() {
-            memory.write().copy_from_slice(bytes);
+            memory.write(0..memory.len()).copy_from_slice(bytes);
         }
         Ok(host)
     }

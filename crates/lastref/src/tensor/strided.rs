@@ -58,33 +58,22 @@ pub(crate) fn for_each<E>(
 }
 
 /// Copies elements of `SIZE` bytes from one layout to the other.
-fn copy_sized<const SIZE: usize>(
-    to: &mut [u8],
-    from: &[u8],
-    walk: &[Step],
-    to_offset: i64,
-    from_offset: i64,
-) {
+fn copy_sized<const SIZE: usize>(to: &mut [u8], from: &[u8], walk: &[Step]) {
     let (outer, run) = split_run(walk);
-    let Ok(()) = for_each::<std::convert::Infallible>(
-        outer,
-        to_offset,
-        from_offset,
-        &mut |to_at, from_at| {
-            let (mut to_at, mut from_at) = (index(to_at) * SIZE, index(from_at) * SIZE);
-            if run.to == 1 && run.from == 1 {
-                let bytes = index(run.size) * SIZE;
-                to[to_at..to_at + bytes].copy_from_slice(&from[from_at..from_at + bytes]);
-                return Ok(());
-            }
-            for _ in 0..run.size {
-                to[to_at..to_at + SIZE].copy_from_slice(&from[from_at..from_at + SIZE]);
-                to_at += index(run.to) * SIZE;
-                from_at += index(run.from) * SIZE;
-            }
-            Ok(())
-        },
-    );
+    let Ok(()) = for_each::<std::convert::Infallible>(outer, 0, 0, &mut |to_at, from_at| {
+        let (mut to_at, mut from_at) = (index(to_at) * SIZE, index(from_at) * SIZE);
+        if run.to == 1 && run.from == 1 {
+            let bytes = index(run.size) * SIZE;
+            to[to_at..to_at + bytes].copy_from_slice(&from[from_at..from_at + bytes]);
+            return Ok(());
+        }
+        for _ in 0..run.size {
+            to[to_at..to_at + SIZE].copy_from_slice(&from[from_at..from_at + SIZE]);
+            to_at += index(run.to) * SIZE;
+            from_at += index(run.from) * SIZE;
+        }
+        Ok(())
+    });
 }
 
 /// The innermost dimension apart from the others; a single step if there is none.
@@ -102,20 +91,14 @@ pub(crate) fn split_run(walk: &[Step]) -> (&[Step], Step) {
     }
 }
 
-/// Copies elements of `size` bytes (1, 2, 4 or 8) from one layout to the other.
-pub(crate) fn copy(
-    size: u64,
-    to: &mut [u8],
-    from: &[u8],
-    walk: &[Step],
-    to_offset: i64,
-    from_offset: i64,
-) {
+/// Copies elements of `size` bytes (1, 2, 4 or 8) from one layout to the other, each beginning with
+/// its bytes.
+pub(crate) fn copy(size: u64, to: &mut [u8], from: &[u8], walk: &[Step]) {
     match size {
-        1 => copy_sized::<1>(to, from, walk, to_offset, from_offset),
-        2 => copy_sized::<2>(to, from, walk, to_offset, from_offset),
-        4 => copy_sized::<4>(to, from, walk, to_offset, from_offset),
-        _ => copy_sized::<8>(to, from, walk, to_offset, from_offset),
+        1 => copy_sized::<1>(to, from, walk),
+        2 => copy_sized::<2>(to, from, walk),
+        4 => copy_sized::<4>(to, from, walk),
+        _ => copy_sized::<8>(to, from, walk),
     }
 }
 
