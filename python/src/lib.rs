@@ -61,7 +61,7 @@ mod _lastref {
     #[pymodule_export]
     use crate::error::OutOfMemoryError;
     #[pymodule_export]
-    use crate::tensor::{PyStorage, PyTensor};
+    use crate::tensor::{PyStorage, PyTensor, rebuild_tensor};
     use pyo3::prelude::*;
 
     #[pymodule_init]

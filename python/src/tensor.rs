@@ -17,7 +17,7 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pyclass::CompareOp;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyIterator, PyList, PyMemoryView, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyDict, PyIterator, PyList, PyMemoryView, PyTuple, PyType};
 
 use crate::args::{self, Number};
 use crate::buffer;
@@ -375,23 +375,45 @@ impl PyTensor {
         Ok(Self(py.detach(|| self.0.copy())?))
     }
 
+    /// Another tensor of the same class on the same memory, with the same attributes.
+    fn __copy__<'py>(slf: &Bound<'py, Self>) -> Outcome<Bound<'py, PyAny>> {
+        let copied = of_class(&slf.get_type(), slf.get().0.clone())?;
+        set_attributes(&copied, &slf.getattr("__dict__")?)?;
+        Ok(copied)
+    }
+
     #[pyo3(signature = (memo, /))]
     fn __deepcopy__<'py>(
         slf: &Bound<'py, Self>,
         memo: &Bound<'py, PyAny>,
-    ) -> Outcome<Bound<'py, Self>> {
+    ) -> Outcome<Bound<'py, PyAny>> {
         let py = slf.py();
-        let copied = Self::to(slf, None, None, true)?;
+        let tensor = &slf.get().0;
+        let copied = of_class(&slf.get_type(), py.detach(|| tensor.copy())?)?;
         // Attributes may lead back to the tensor, so it is in the memo before they are copied.
-        memo.set_item(slf.as_ptr() as usize, &copied)?;
-        let attributes = slf.getattr("__dict__")?;
+        memo.set_item(slf.as_ptr().addr(), &copied)?;
         let attributes = py
             .import("copy")?
-            .call_method1("deepcopy", (attributes, memo))?;
-        copied
-            .getattr("__dict__")?
-            .call_method1("update", (attributes,))?;
+            .call_method1("deepcopy", (slf.getattr("__dict__")?, memo))?;
+        set_attributes(&copied, &attributes)?;
         Ok(copied)
+    }
+
+    /// Pickled as the bytes of its elements, its device and its attributes.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> Outcome<Bound<'py, PyTuple>> {
+        let py = slf.py();
+        let tensor = &slf.get().0;
+        let bytes = py.detach(|| tensor.to_bytes())?;
+        let arguments = (
+            slf.get_type(),
+            PyBytes::new(py, &bytes),
+            dtype::interned(py, tensor.dtype())?,
+            PyTuple::new(py, tensor.shape())?,
+            PyDevice::from(tensor.device()),
+        );
+        let rebuild = py.import("lastref._lastref")?.getattr("rebuild_tensor")?;
+        let parts = (rebuild, arguments, slf.getattr("__dict__")?);
+        Ok(parts.into_pyobject(py)?)
     }
 
     /// Copies the elements of `src`, expanded and converted as needed, into this tensor.
@@ -706,6 +728,41 @@ impl PyTensor {
             .import(slf.py(), "lastref._format", "format_tensor")?
             .call1((slf,))
     }
+}
+
+/// A tensor of a class that may be a subclass, whose own `__init__` is not run.
+fn of_class<'py>(class: &Bound<'py, PyType>, tensor: Tensor) -> PyResult<Bound<'py, PyAny>> {
+    let py = class.py();
+    let tensor = Bound::new(py, PyTensor(tensor))?;
+    if class.is(tensor.get_type()) {
+        return Ok(tensor.into_any());
+    }
+    class.call_method1("__new__", (class, tensor))
+}
+
+fn set_attributes(tensor: &Bound<'_, PyAny>, attributes: &Bound<'_, PyAny>) -> PyResult<()> {
+    tensor
+        .getattr("__dict__")?
+        .call_method1("update", (attributes,))?;
+    Ok(())
+}
+
+/// What a pickled tensor calls to come back.
+#[pyfunction]
+#[pyo3(signature = (cls, data, dtype, shape, device, /))]
+pub(crate) fn rebuild_tensor<'py>(
+    cls: &Bound<'py, PyType>,
+    data: &[u8],
+    dtype: DTypeArg,
+    shape: &Bound<'py, PyTuple>,
+    device: PyDevice,
+) -> Outcome<Bound<'py, PyAny>> {
+    let shape = args::ints("rebuild_tensor", shape)?;
+    let device = device.resolve();
+    let tensor = cls
+        .py()
+        .detach(|| Tensor::from_bytes(data, dtype.0, &*shape)?.to_device(device))?;
+    Ok(of_class(cls, tensor)?)
 }
 
 /// A dimension counted from the end if negative, as a position.

@@ -266,6 +266,53 @@ def test_deepcopy() -> None:
     del u["a"].me
 
 
+class Subclass(Tensor):
+    def __init__(self, data: Tensor) -> None:
+        self.made = True
+
+
+def test_copy() -> None:
+    t = torch.ones(2, device="cuda")[1:]
+    t.tag = [1]
+    u = copy.copy(t)
+    assert u is not t
+    assert u.is_set_to(t)
+    assert u.tag is t.tag
+    u.tag = 2
+    assert t.tag == [1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pickle(dtype: Any, device: str) -> None:
+    t = torch.tensor([[0, 1, 1], [1, 0, 1]], dtype=dtype, device=device).t()
+    t.tag = t
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        u = pickle.loads(pickle.dumps(t, protocol))
+        assert (u.dtype, u.device, u.shape) == (dtype, t.device, t.shape)
+        assert u.tolist() == t.tolist()
+        assert u.tag is u
+        del u.tag
+    del t.tag
+
+
+def test_a_subclass_is_copied_as_such() -> None:
+    t = Subclass(torch.arange(3))
+    for u in (copy.copy(t), copy.deepcopy(t), pickle.loads(pickle.dumps(t))):
+        assert type(u) is Subclass
+        assert u.tolist() == [0, 1, 2]
+        assert u.made
+
+
+def test_a_pickle_that_was_tampered_with() -> None:
+    rebuild, arguments, _ = torch.arange(3).__reduce__()
+    cls, data, dtype, _, device = arguments
+    with pytest.raises(RuntimeError, match="from_bytes"):
+        rebuild(cls, data, dtype, (4,), device)
+    with pytest.raises(RuntimeError, match="-1"):
+        rebuild(cls, data, dtype, (-1,), device)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
