@@ -14,7 +14,7 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::alloc::sim::SimDevice;
-use crate::alloc::{CachingAllocator, Device, StreamId};
+use crate::alloc::{CachingAllocator, Device};
 use crate::cuda::stream::StreamPool;
 use crate::sim::{self, Spec};
 use crate::sync::{Mutex, lock};
@@ -159,6 +159,3 @@ fn read_setting() -> Result<Option<Spec>, (String, String)> {
 fn say(line: &str) {
     eprintln!("{line}");
 }
-
-/// The default stream of a device, for readability.
-pub(crate) const DEFAULT: StreamId = StreamId::DEFAULT;

@@ -17,7 +17,7 @@ use std::marker::PhantomData;
 
 use crate::alloc::StreamId;
 use crate::cuda::event::Event;
-use crate::cuda::runtime::{self, DEFAULT};
+use crate::cuda::runtime;
 use crate::sync::{Mutex, lock};
 use crate::{Error, Result};
 
@@ -96,7 +96,7 @@ impl Stream {
         runtime::device("default_stream", index)?;
         Ok(Self {
             device: index,
-            id: DEFAULT,
+            id: StreamId::DEFAULT,
             priority: 0,
         })
     }
@@ -262,7 +262,8 @@ impl Drop for DeviceGuard {
 pub fn current_stream(device: impl Into<Option<u32>>) -> Result<Stream> {
     let index = device.into().unwrap_or_else(current_device);
     runtime::device("current_stream", index)?;
-    let (id, priority) = with_current(|current| current.stream(index)).unwrap_or((DEFAULT, 0));
+    let (id, priority) =
+        with_current(|current| current.stream(index)).unwrap_or((StreamId::DEFAULT, 0));
     Ok(Stream {
         device: index,
         id,
@@ -303,7 +304,7 @@ pub fn set_device(device: u32) -> Result<()> {
 
 /// The stream that work on `device` goes to now.
 pub(crate) fn current_id(device: u32) -> StreamId {
-    with_current(|current| current.stream(device).0).unwrap_or(DEFAULT)
+    with_current(|current| current.stream(device).0).unwrap_or(StreamId::DEFAULT)
 }
 
 /// What is current in one thread.
@@ -318,13 +319,13 @@ impl Current {
         self.streams
             .get(device as usize)
             .copied()
-            .unwrap_or((DEFAULT, 0))
+            .unwrap_or((StreamId::DEFAULT, 0))
     }
 
     fn set_stream(&mut self, device: u32, id: StreamId, priority: i32) {
         let at = device as usize;
         if self.streams.len() <= at {
-            self.streams.resize(at + 1, (DEFAULT, 0));
+            self.streams.resize(at + 1, (StreamId::DEFAULT, 0));
         }
         self.streams[at] = (id, priority);
     }
