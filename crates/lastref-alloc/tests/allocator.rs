@@ -103,19 +103,28 @@ fn blocks_are_split_and_merged_again() {
 
 #[test]
 fn the_best_fitting_block_is_taken() {
-    for allocator in allocators(1 << 30) {
-        let sizes = [40, 10, 20, 10, 30, 10];
-        let mut blocks: Vec<_> = sizes
-            .iter()
-            .map(|size| Some(allocator.alloc(size * MIB, S0).unwrap()))
-            .collect();
-        let at = blocks[2].as_ref().unwrap().ptr();
-        for n in [0, 2, 4] {
-            blocks[n] = None;
-        }
-        assert_eq!(allocator.alloc(19 * MIB, S0).unwrap().ptr(), at);
-        check(&allocator);
+    // With virtual memory, where sizes are not rounded to segments.
+    let allocator = allocators(1 << 30).remove(0);
+    // In 512-byte units past 32 MiB: three free blocks of one bin, and one of the next.
+    let sizes = [900, 1, 300, 1, 0, 1, 4000, 1].map(|units| 32 * MIB + units * 512);
+    let mut blocks: Vec<_> = sizes
+        .iter()
+        .map(|bytes| Some(allocator.alloc(*bytes, S0).unwrap()))
+        .collect();
+    let at = |n: usize| blocks[n].as_ref().unwrap().ptr();
+    let (in_bin, smallest, next_bin) = (at(2), at(4), at(6));
+    for n in [0, 2, 4, 6] {
+        blocks[n] = None;
     }
+    let take = |bytes| allocator.alloc(bytes, S0).unwrap();
+    let exact = take(32 * MIB);
+    assert_eq!(exact.ptr(), smallest);
+    let close = take(32 * MIB + 200 * 512);
+    assert_eq!(close.ptr(), in_bin);
+    let larger = take(32 * MIB + 3000 * 512);
+    assert_eq!(larger.ptr(), next_bin);
+    drop((exact, close, larger));
+    check(&allocator);
 }
 
 #[test]
@@ -515,6 +524,7 @@ fn the_last_handle_gives_everything_back_to_the_device() {
         );
         drop(block);
         assert_eq!(device.counters().held_bytes, 0);
+        device.synchronize().unwrap();
         assert_eq!(device.errors(), Vec::<String>::new());
     }
 }
@@ -577,13 +587,19 @@ fn the_rest_of_a_split_block_waits_as_the_whole_did() {
         let whole = allocator.alloc(64 * MIB, S0).unwrap();
         let at = whole.ptr().0;
         for _ in 0..2000 {
-            device.fill(whole.ptr().offset(48 * MIB), FillValue::U8(1), 64, S0).unwrap();
+            device
+                .fill(whole.ptr().offset(48 * MIB), FillValue::U8(1), 64, S0)
+                .unwrap();
         }
         drop(whole);
         let part = allocator.alloc(32 * MIB, S0).unwrap();
         assert_eq!(part.ptr().0, at);
         let early = allocator.alloc(32 * MIB, other).unwrap();
-        assert_ne!(early.ptr().0, at + 32 * MIB, "the first stream still writes to it");
+        assert_ne!(
+            early.ptr().0,
+            at + 32 * MIB,
+            "the first stream still writes to it"
+        );
         drop((part, early));
         check(&allocator);
     }

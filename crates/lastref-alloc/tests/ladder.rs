@@ -351,12 +351,17 @@ fn a_panicking_reclaimer_counts_as_giving_nothing() {
 #[test]
 fn bytes_freed_by_a_reclaimer_that_says_zero_are_found() {
     let allocator = allocators(512 * MIB).remove(0);
-    let keep = Mutex::new(vec![allocator.alloc(400 * MIB, S0).unwrap()]);
+    let first = allocator.alloc(200 * MIB, S0).unwrap();
+    let between = allocator.alloc(32 * MIB, S0).unwrap();
+    let second = allocator.alloc(200 * MIB, S0).unwrap();
+    let hoard = Mutex::new(vec![first, second]);
     allocator.add_reclaimer(Arc::new(Run(move |_: &ReclaimRequest| {
-        keep.lock().unwrap().clear();
+        hoard.lock().unwrap().clear();
         0
     })));
+    // Fits in neither hole: the cheap rungs have to be climbed again.
     assert!(allocator.alloc(400 * MIB, S0).is_ok());
+    drop(between);
 }
 
 #[test]
@@ -397,19 +402,28 @@ fn pages_that_cannot_be_unmapped_are_kept_in_the_books() {
 
 #[test]
 fn memory_that_work_still_uses_is_not_taken_from_under_it() {
-    for allocator in allocators(64 * MIB) {
+    // Two free blocks that do not touch, and a request for what both give back. The stream may
+    // have either block at once, but neither's memory may go before its work is done.
+    for (allocator, [piece, between, request]) in allocators(64 * MIB)
+        .into_iter()
+        .zip([[20, 4, 48], [30, 0, 60]])
+    {
         let device = allocator.device().clone();
-        let first = allocator.alloc(20 * MIB, S0).unwrap();
-        let keep = allocator.alloc(4 * MIB, S0).unwrap();
-        let second = allocator.alloc(20 * MIB, S0).unwrap();
+        let first = allocator.alloc(piece * MIB, S0).unwrap();
+        let keep = allocator.alloc(between * MIB, S0).unwrap();
+        let second = allocator.alloc(piece * MIB, S0).unwrap();
         for block in [&first, &second] {
             for _ in 0..2000 {
                 device.fill(block.ptr(), FillValue::U8(1), 64, S0).unwrap();
             }
         }
         drop((first, second));
-        // The same stream may have either at once, but this needs the pages of both.
-        let large = allocator.alloc(48 * MIB, S0);
+        let large = allocator.alloc(request * MIB, S0).unwrap();
+        assert_eq!(
+            allocator.stats().num_sync_all_streams,
+            1,
+            "waited, with no lock held"
+        );
         device.synchronize().unwrap();
         assert_eq!(device.errors(), Vec::<String>::new());
         drop((large, keep));
