@@ -513,9 +513,11 @@ fn the_last_handle_gives_everything_back_to_the_device() {
         let block = allocator.alloc(10 * MIB, S0).unwrap();
         let recorded = allocator.alloc(10 * MIB, S0).unwrap();
         recorded.record_stream(other).unwrap();
-        device
-            .fill(recorded.ptr(), FillValue::U8(1), 10 * MIB, other)
-            .unwrap();
+        for _ in 0..2000 {
+            device
+                .fill(recorded.ptr(), FillValue::U8(1), 64, other)
+                .unwrap();
+        }
         drop(recorded);
         drop(allocator);
         assert!(
