@@ -85,7 +85,7 @@ def test_empty_cache_gives_it_back() -> None:
 
 
 def test_empty_cache_does_not_enlarge_what_this_process_can_allocate() -> None:
-    kept = []
+    kept: list[Tensor] = []
 
     def fill_the_cache() -> None:
         # Many sizes, every other one kept, so that what is cached lies in pieces.

@@ -14,7 +14,7 @@ def shapes_and_indices(draw: Any) -> tuple[tuple[int, ...], Any]:
     shape = tuple(draw(st.lists(st.integers(0, 4), max_size=4)))
     items: list[Any] = []
     for size in shape[: draw(st.integers(0, len(shape)))]:
-        choices = [
+        choices: list[st.SearchStrategy[Any]] = [
             st.slices(size + 2).filter(lambda s: s.step is None or s.step > 0),
             st.builds(
                 slice,

@@ -29,7 +29,8 @@ NUMPY_DTYPES = {
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
 def test_numpy_shares_memory(dtype: Any) -> None:
     t = lastref.zeros(2, 3, dtype=dtype)
-    for array in (t.numpy(), numpy.asarray(t), numpy.from_dlpack(t)):
+    arrays: list[Any] = [t.numpy(), numpy.asarray(t), numpy.from_dlpack(t)]
+    for array in arrays:
         assert array.dtype == NUMPY_DTYPES[dtype]
         assert array.shape == (2, 3)
         assert array.ctypes.data == t.data_ptr()
@@ -70,7 +71,8 @@ def test_an_array_keeps_the_memory_alive() -> None:
     t = lastref.ones(1024)
     weak = weakref.ref(t)
     storage = t.untyped_storage()
-    buffer, dlpack = t.numpy(), numpy.from_dlpack(t)
+    buffer: Any = t.numpy()
+    dlpack: Any = numpy.from_dlpack(t)
     del t
     assert weak() is not None, "a buffer holds the tensor"
     buffer = None
@@ -82,7 +84,7 @@ def test_an_array_keeps_the_memory_alive() -> None:
 
 
 def test_a_tensor_keeps_the_array_alive() -> None:
-    class Array(numpy.ndarray):  # type: ignore[type-arg]
+    class Array(numpy.ndarray[Any, Any]):
         pass
 
     array = numpy.ones(1024).view(Array)
@@ -188,7 +190,7 @@ def test_objects_with_dlpack_alone() -> None:
         def __dlpack__(self, **options: Any) -> Any:
             return self.array.__dlpack__(**options)
 
-        def __dlpack_device__(self) -> tuple[int, int]:
+        def __dlpack_device__(self) -> Any:
             return self.array.__dlpack_device__()
 
     array = numpy.arange(3)

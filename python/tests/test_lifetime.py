@@ -4,7 +4,8 @@ way in which a reference can go. Python's cycle collector is off throughout."""
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,7 @@ def test_a_returned_tensor_lives_on() -> None:
 
 @pytest.mark.parametrize("container", [list, dict])
 def test_container_element_replaced(container: type) -> None:
-    items = container({0: make(), 1: make()}) if container is dict else [make(), make()]
+    items: Any = container({0: make(), 1: make()}) if container is dict else [make(), make()]
     assert_held(8)
     items[0] = None
     assert_held(4)
@@ -208,7 +209,7 @@ def test_a_kept_exception_keeps_the_tensor() -> None:
 
 
 def test_generator_closed() -> None:
-    def generator() -> Iterator[int]:
+    def generator() -> Generator[int, None, None]:
         t = make()
         while True:
             yield t.nbytes

@@ -11,6 +11,7 @@ import sysconfig
 import pytest
 
 import lastref
+from conftest import RunPython
 
 SCRIPTS = pathlib.Path(sysconfig.get_path("scripts"))
 
@@ -46,24 +47,19 @@ EXITS = {
                 lastref.zeros(100, device='cuda').tolist()
         threading.Thread(target=work).start()
     """,
-    "daemon thread": """
+    # The interpreter ends these in the middle of a call that waits for its lock.
+    "daemon threads": """
         import threading, time
         def work():
+            kept = []
             while True:
-                lastref.zeros(100, device='cuda').tolist()
+                kept.append(lastref.zeros(100_000, device='cuda'))
+                kept[-1].tolist()
                 lastref.cuda.synchronize()
-        threading.Thread(target=work, daemon=True).start()
-        time.sleep(0.05)
-    """,
-    "daemon thread, then exit code": """
-        import threading, time, atexit
-        def work():
-            x = []
-            while True:
-                x.append(lastref.zeros(100000, device='cuda')); del x[:-5]
-        for _ in range(3):
+                del kept[:-3]
+        for _ in range(4):
             threading.Thread(target=work, daemon=True).start()
-        time.sleep(0.05)
+        time.sleep(0.1)
     """,
     "weakref callback at exit": """
         import weakref, sys
@@ -74,16 +70,18 @@ EXITS = {
 
 
 @pytest.mark.parametrize("program", EXITS.values(), ids=EXITS.keys())
-def test_exit(program: str, run_python) -> None:
+def test_exit(program: str, run_python: RunPython) -> None:
     lines = [line for line in program.split("\n") if line.strip()]
     indent = len(lines[0]) - len(lines[0].lstrip())
     program = "\n".join(["import lastref", *(line[indent:] for line in lines)])
-    done = run_python("-c", program, sim="8GiB")
-    assert done.stdout == ""
-    assert re.fullmatch(r"lastref: using 1 simulated GPU .*\n|", done.stderr), done.stderr
+    # Where threads race with the exit, once is not enough.
+    for _ in range(5 if "threading" in program else 1):
+        done = run_python("-c", program, sim="8GiB")
+        assert done.stdout == ""
+        assert re.fullmatch(r"lastref: using 1 simulated GPU .*\n|", done.stderr), done.stderr
 
 
-def test_fork_does_not_disturb_the_parent(run_python) -> None:
+def test_fork_does_not_disturb_the_parent(run_python: RunPython) -> None:
     program = """
 import os, lastref
 t = lastref.arange(4, device="cuda")
@@ -110,7 +108,7 @@ assert lastref.cuda.memory_allocated() == 512
         ("11000MiB", 1, 11000 << 20),
     ],
 )
-def test_lastref_sim(sim: str, count: int, total: int, run_python) -> None:
+def test_lastref_sim(sim: str, count: int, total: int, run_python: RunPython) -> None:
     program = (
         "import lastref; c = lastref.cuda;"
         "print(c.is_available(), c.device_count(), c.mem_get_info()[1], lastref.sim.is_enabled())"
@@ -121,7 +119,7 @@ def test_lastref_sim(sim: str, count: int, total: int, run_python) -> None:
 
 
 @pytest.mark.parametrize("sim", ["lots", "8", "8XB", "0x8GiB", "x8GiB", "-1GiB", "8 GiB GiB", "9e9"])
-def test_a_malformed_lastref_sim(sim: str, run_python) -> None:
+def test_a_malformed_lastref_sim(sim: str, run_python: RunPython) -> None:
     program = f"""
 import lastref
 assert not lastref.cuda.is_available()
@@ -141,7 +139,7 @@ assert lastref.zeros(2).tolist() == [0, 0], "host memory works all the same"
     assert "LASTREF_SIM" in line
 
 
-def test_without_a_gpu(run_python) -> None:
+def test_without_a_gpu(run_python: RunPython) -> None:
     program = """
 import lastref
 c = lastref.cuda
@@ -169,7 +167,7 @@ lastref.sim.enable("1GiB")
 # Leaks.
 
 
-def test_no_leak_over_100000_rounds(run_python) -> None:
+def test_no_leak_over_100000_rounds(run_python: RunPython) -> None:
     program = """
 import copy, gc, sys, lastref, numpy
 
@@ -323,11 +321,11 @@ def test_stubs_agree_with_the_package(tmp_path: pathlib.Path) -> None:
         r"""
 # Written by PyO3; nobody imports * from the compiled part.
 lastref\._lastref\.__all__
-# CPython 3.12 and later have it by themselves, for what offers a buffer.
-lastref\._lastref\.Tensor\.__buffer__
 # Any attribute may be set on a tensor.
 lastref\._lastref\.Tensor\.__[gs]etattr__
 """
+        # CPython gives it to what offers a buffer, from 3.12 on.
+        + r"lastref\._lastref\.Tensor\.__buffer__" * (sys.version_info < (3, 12))
     )
     done = subprocess.run(
         [sys.executable, "-m", "mypy.stubtest", "lastref", "--allowlist", str(allow)],

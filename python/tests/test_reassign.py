@@ -3,7 +3,7 @@
 import pathlib
 
 import lastref as torch
-from conftest import MIB
+from conftest import MIB, RunPython
 
 EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "reassign.py"
 
@@ -48,14 +48,14 @@ def test_a_new_tensor_is_made_before_the_old_one_is_freed() -> None:
     assert torch.cuda.max_memory_allocated() == 2 * MIB, "both lived while the right side ran"
 
 
-def test_the_example_with_a_simulated_gpu(run_python) -> None:
+def test_the_example_with_a_simulated_gpu(run_python: RunPython) -> None:
     done = run_python(str(EXAMPLE), sim="8GiB")
     assert done.stdout == "True\nFalse\n"
     assert "simulated" in done.stderr
     assert len(done.stderr.splitlines()) == 1, "one line says so, once"
 
 
-def test_the_example_without_a_gpu(run_python) -> None:
+def test_the_example_without_a_gpu(run_python: RunPython) -> None:
     done = run_python(str(EXAMPLE))
     assert done.stdout == "False\nFalse\n"
     assert done.stderr == ""

@@ -248,7 +248,8 @@ def test_identity() -> None:
     assert [t, u].index(t) == 0
     assert (t == None) is False  # noqa: E711
     assert (t != "text") is True
-    assert (t == numpy.zeros(2)).tolist() == [True, True], "NumPy compares"
+    compared: Any = t == numpy.zeros(2)
+    assert compared.tolist() == [True, True], "NumPy compares"
 
 
 def test_deepcopy() -> None:
