@@ -1,12 +1,8 @@
 //! The one place that names the standard library's synchronisation types, so that loom can stand
 //! in for them: `RUSTFLAGS="--cfg loom" cargo test -p lastref-alloc --test loom --release`.
 //!
-//! `clippy.toml` forbids naming them elsewhere. `Arc` and `OnceLock` are not in this list: they
-//! are used for ownership and set-once values, and take part in no protocol of ours.
-#![expect(
-    clippy::disallowed_types,
-    reason = "this module is where they may be named"
-)]
+//! A rule of `cargo xtask lint` forbids naming them elsewhere. `Arc` and `OnceLock` are not in this
+//! list: they are used for ownership and set-once values, and take part in no protocol of ours.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::{

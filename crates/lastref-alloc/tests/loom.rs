@@ -2,10 +2,6 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p lastref-alloc --test loom --release`.
 #![cfg(loom)]
-#![expect(
-    clippy::disallowed_types,
-    reason = "the count of interleavings is not part of a model"
-)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

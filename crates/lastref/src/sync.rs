@@ -1,10 +1,7 @@
 //! The one place of this crate that names the standard library's synchronisation types.
 //!
-//! `clippy.toml` forbids naming them elsewhere, so that the locks of the project can be counted.
-#![expect(
-    clippy::disallowed_types,
-    reason = "this module is where they may be named"
-)]
+//! A rule of `cargo xtask lint` forbids naming them elsewhere, so that the locks of the project can
+//! be counted.
 
 pub(crate) use std::sync::{
     Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,

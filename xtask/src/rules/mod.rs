@@ -3,6 +3,7 @@
 //! `cargo xtask lint` runs them, and so do xtask's own tests, on the real workspace.
 
 mod arrows;
+mod sync;
 mod text;
 mod unsafety;
 
@@ -14,7 +15,7 @@ use crate::workspace::Workspace;
 pub(crate) type Rule = (&'static str, fn(&Workspace) -> Result<()>);
 
 /// Every rule.
-pub(crate) const RULES: [Rule; 7] = [
+pub(crate) const RULES: [Rule; 8] = [
     ("crates depend on each other only as allowed", arrows::check),
     (
         "lastref-alloc has few dependencies",
@@ -29,6 +30,7 @@ pub(crate) const RULES: [Rule; 7] = [
         "crates without unsafe code forbid it",
         unsafety::check_forbidden,
     ),
+    ("locks and atomics come from sync.rs", sync::check),
     ("files hold clean text", text::check_files),
     ("commit messages hold clean text", text::check_commits),
 ];

@@ -5,10 +5,6 @@
     reason = "each test file uses a part"
 )]
 #![expect(clippy::unwrap_used, reason = "an error here is a failed test")]
-#![expect(
-    clippy::disallowed_types,
-    reason = "nothing of ours is under the lock: it keeps tests apart"
-)]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
