@@ -86,7 +86,8 @@ impl Heap {
     fn check_pages(&self, region: u32, base: u64, node: &super::Node) -> Result<(), String> {
         let page = self.page_bytes;
         let unmapped = node.state == State::Unmapped;
-        if unmapped && ((node.addr - base) % page != 0 || node.bytes % page != 0) {
+        if unmapped && !((node.addr - base).is_multiple_of(page) && node.bytes.is_multiple_of(page))
+        {
             return Err("is unmapped off a page boundary".into());
         }
         let mut at = node.addr - (node.addr - base) % page;
