@@ -1,4 +1,5 @@
 //! What the caching allocator promises, one behaviour a test, on both kinds of memory.
+#![expect(clippy::unwrap_used, reason = "an error here is a failed test")]
 #![cfg(target_os = "linux")]
 
 use lastref_alloc::sim::{Call, SimDevice, SimOptions};

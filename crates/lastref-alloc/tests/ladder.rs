@@ -1,4 +1,5 @@
 //! What happens before, and in, an out-of-memory error.
+#![expect(clippy::unwrap_used, reason = "an error here is a failed test")]
 #![cfg(target_os = "linux")]
 
 use std::sync::{Arc, Mutex};

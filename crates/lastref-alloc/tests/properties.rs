@@ -5,6 +5,7 @@
 //! device calls fail. After each step the books are walked and compared with the device's. Every
 //! write carries a value of its own, and a block is read back before it is freed: memory given out
 //! too early, while another stream still writes to it, does not hold what was written last.
+#![expect(clippy::unwrap_used, reason = "an error here is a failed test")]
 #![cfg(target_os = "linux")]
 
 use lastref_alloc::sim::{Call, Fault, SimDevice, SimOptions};

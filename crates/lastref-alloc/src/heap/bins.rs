@@ -108,8 +108,8 @@ mod tests {
         }
         for units in 1..64 {
             assert_eq!(
-                bin_of(units * MIN_BLOCK_BYTES),
-                units as usize,
+                bin_of(units * MIN_BLOCK_BYTES) as u64,
+                units,
                 "exact below 64 units"
             );
         }
