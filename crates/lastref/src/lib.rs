@@ -44,6 +44,7 @@ mod sync;
 mod tensor;
 
 pub mod cuda;
+pub mod gc;
 pub mod sim;
 
 /// The allocator and the devices below.

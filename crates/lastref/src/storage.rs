@@ -27,7 +27,7 @@ use std::sync::{Arc, Weak};
 use crate::alloc::DevicePtr;
 use crate::shape::length;
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, read, write};
-use crate::{Device, Error, Result, cuda};
+use crate::{Device, Error, Result, cuda, gc};
 
 /// What host memory is aligned to: a cache line, and enough for any vector instruction.
 pub(crate) const HOST_ALIGN: usize = 64;
@@ -49,6 +49,14 @@ struct Inner {
 enum Memory {
     Host(HostMemory),
     Cuda(cuda::Block),
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let (Device::Cuda(index), Memory::Cuda(block)) = (self.device, &self.memory) {
+            gc::removed(index, block.allocated_bytes());
+        }
+    }
 }
 
 /// A storage that does not keep its memory.

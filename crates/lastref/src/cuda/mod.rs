@@ -19,6 +19,7 @@ use std::sync::Arc;
 use crate::Error;
 use crate::Result;
 use crate::alloc::{self, CachingAllocator, DeviceProperties, MemoryInfo, MemoryStats, StreamId};
+use crate::gc;
 use crate::sync::{AtomicU64, Ordering};
 
 pub use event::Event;
@@ -283,7 +284,9 @@ pub(crate) fn on_stream(
 /// A block on the current stream of `device`.
 pub(crate) fn alloc(call: &'static str, device: u32, bytes: u64) -> Result<Block> {
     let entry = runtime::device(call, device)?;
-    Ok(entry.allocator.alloc(bytes, current_id(device))?)
+    let block = entry.allocator.alloc(bytes, current_id(device))?;
+    gc::added(device, block.allocated_bytes());
+    Ok(block)
 }
 
 fn entry(

@@ -18,7 +18,7 @@ use crate::alloc::{CachingAllocator, Device};
 use crate::cuda::stream::StreamPool;
 use crate::sim::{self, Spec};
 use crate::sync::{Mutex, lock};
-use crate::{Error, Result};
+use crate::{Error, Result, gc};
 
 /// The devices in use.
 pub(crate) struct Runtime {
@@ -119,8 +119,12 @@ fn start(spec: Spec, why: &str) -> Result<&'static Runtime> {
         .iter()
         .map(|device| {
             let device: Arc<dyn Device> = Arc::new(device.clone());
+            let properties = device.properties();
+            gc::set_capacity(properties.index.0, properties.total_bytes);
+            let allocator = CachingAllocator::new(device);
+            allocator.add_reclaimer(Arc::new(gc::CollectionRung));
             DeviceEntry {
-                allocator: CachingAllocator::new(device),
+                allocator,
                 pool: StreamPool::default(),
             }
         })

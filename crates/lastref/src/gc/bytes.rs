@@ -1,0 +1,117 @@
+//! Device bytes: what automatic runs are triggered by, and what runs report.
+//!
+//! Each device has a count of the bytes that storages hold, kept where storages are made and
+//! dropped, and a mark at which the collector is woken. After a run the mark is set a threshold
+//! above what is held then.
+
+use std::cell::Cell;
+
+use super::sync::{AtomicU64, Ordering, thread_local};
+use super::trigger::{Reason, TRIGGER, wake};
+
+/// Devices with marks of their own; further ones share the last.
+const MAX_DEVICES: usize = 64;
+/// The least growth that wakes the collector.
+const MIN_GROWTH: u64 = 64 << 20;
+/// And the part of the device's memory: an eighth.
+const GROWTH_SHARE: u64 = 8;
+
+struct Device {
+    held: AtomicU64,
+    mark: AtomicU64,
+    /// The growth set by the user; `u64::MAX` for the default.
+    threshold: AtomicU64,
+    capacity: AtomicU64,
+}
+
+static DEVICES: [Device; MAX_DEVICES] = [const {
+    Device {
+        held: AtomicU64::new(0),
+        mark: AtomicU64::new(MIN_GROWTH),
+        threshold: AtomicU64::new(u64::MAX),
+        capacity: AtomicU64::new(0),
+    }
+}; MAX_DEVICES];
+
+fn device(index: u32) -> &'static Device {
+    let last = MAX_DEVICES - 1;
+    &DEVICES[usize::try_from(index).map_or(last, |index| index.min(last))]
+}
+
+impl Device {
+    fn growth(&self) -> Option<u64> {
+        match self.threshold.load(Ordering::Relaxed) {
+            0 => None,
+            u64::MAX => Some(MIN_GROWTH.max(self.capacity.load(Ordering::Relaxed) / GROWTH_SHARE)),
+            set => Some(set),
+        }
+    }
+
+    fn rearm(&self) {
+        let held = self.held.load(Ordering::Relaxed);
+        let mark = self
+            .growth()
+            .map_or(u64::MAX, |growth| held.saturating_add(growth));
+        self.mark.store(mark, Ordering::Relaxed);
+    }
+}
+
+/// A storage of `bytes` bytes was made.
+pub(crate) fn added(index: u32, bytes: u64) {
+    let device = device(index);
+    let held = device.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    if held >= device.mark.load(Ordering::Relaxed) {
+        device.mark.store(u64::MAX, Ordering::Relaxed);
+        if TRIGGER.enabled.load(Ordering::Relaxed) && super::has_work() {
+            wake(Reason::Bytes);
+        } else {
+            device.rearm();
+        }
+    }
+}
+
+thread_local! {
+    /// Device bytes freed by storages dropped on this thread, while somebody counts.
+    static FREED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A storage of `bytes` bytes was dropped.
+pub(crate) fn removed(index: u32, bytes: u64) {
+    device(index).held.fetch_sub(bytes, Ordering::Relaxed);
+    // At the end of a thread nobody counts any more.
+    let _ = FREED.try_with(|freed| freed.set(freed.get().wrapping_add(bytes)));
+}
+
+/// Device bytes freed by storages dropped on this thread during `work`.
+pub fn device_bytes_freed_by<R>(work: impl FnOnce() -> R) -> (R, u64) {
+    let now = || FREED.try_with(Cell::get).unwrap_or(0);
+    let before = now();
+    let result = work();
+    (result, now().wrapping_sub(before))
+}
+
+/// Sets all marks anew, after a run.
+pub(super) fn rearm() {
+    for device in &DEVICES {
+        device.rearm();
+    }
+}
+
+/// Tells how much memory a device has, which the default threshold depends on.
+pub(crate) fn set_capacity(index: u32, bytes: u64) {
+    device(index).capacity.store(bytes, Ordering::Relaxed);
+    device(index).rearm();
+}
+
+/// Sets the growth of a device's bytes that wakes the collector; 0 for never, `None` for the
+/// default.
+pub(super) fn set_threshold(index: u32, bytes: Option<u64>) {
+    device(index)
+        .threshold
+        .store(bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
+    device(index).rearm();
+}
+
+pub(super) fn threshold(index: u32) -> u64 {
+    device(index).growth().unwrap_or(0)
+}

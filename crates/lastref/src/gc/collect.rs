@@ -1,0 +1,590 @@
+//! A collection: from candidates to deaths.
+//!
+//! 1. **Take** the candidates and trace what they reach, once, counting the edges that arrive at
+//!    each node and noting the version of each slot. A node that is being read has `SCAN` set, so
+//!    its value stays; a slot that somebody holds makes its node live.
+//! 2. **Snapshot** the words. A node with more handles than edges is held from outside: live, with
+//!    all it reaches.
+//! 3. **Validate** what is left: its slots must have the versions that were traced, and then its
+//!    words, one by one, the count and version of the snapshot, upon which `CONDEMNED` is set.
+//!    Whatever changed is live, with all it reaches.
+//! 4. What is left is **garbage**. If it has weak handles with callbacks or finalizers, they run, on
+//!    intact objects, and everything is looked at again. If not, its slots are emptied, and counting
+//!    does the rest.
+//!
+//! # Why it is sound
+//!
+//! Call the set that is left after 3 *G*. After the trace and before the first check of 3 there is
+//! a moment *t*. No word of *G* changed between the snapshot and its check, so no handle on *G* was
+//! cloned or dropped between them. No slot of *G* was locked between its trace and its check, and
+//! *t* lies between those too: at *t* the slots held the edges that were counted, and edges outside
+//! slots never change. So at *t* all handles on *G* were edges inside *G*, and nobody outside could
+//! reach it. To reach it later, one must have been able to reach it at *t*, or have upgraded a weak
+//! handle; an upgrade changes the word before its check, or meets `CONDEMNED` and waits.
+//!
+//! The version in a word could lie only if a node was cloned exactly 2^30 times, or a multiple, in
+//! between; a validation that takes longer than [`MAX_WINDOW`] is therefore void.
+//!
+//! # Locks
+//!
+//! The collector's lock is held during 1 to 3 and not during 4: destructors, finalizers and
+//! callbacks run with no lock of ours held, and may do anything, collect and allocate included.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use super::header::{
+    BUFFERED, CANDIDATES, CONDEMNED, COUNT, DEAD, DROPPING, Header, ONE_CLONE, SCAN, TABLED,
+    VERDICT, clear_flags, finish_drop, last_dropped, marks, note_panic, release, run_foreign,
+};
+use super::object::Object;
+use super::sync::{Mutex, MutexGuard, Ordering, global, lock, thread_local};
+use super::trace::{Mode, Tracer};
+use super::weak::{close_box, has_callbacks, run_callback, take_callbacks};
+
+/// The longest that a validation may take. 2^30 clones, each with its drop, take over 4 s on one
+/// thread at 4 ns a pair; half of that leaves a margin.
+const MAX_WINDOW: Duration = Duration::from_secs(2);
+/// Finalizers may make new garbage with finalizers: so often is looked again in one run.
+const MAX_ROUNDS: usize = 10;
+
+/// What one collection did.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Outcome {
+    /// Nodes found in garbage.
+    pub(super) objects: u64,
+    /// Nodes traced.
+    pub(super) traced: u64,
+    /// Candidates put back: frozen, or left for want of time.
+    pub(super) postponed: u64,
+    /// Nodes that could not be judged, since somebody held one of their slots.
+    pub(super) busy: u64,
+}
+
+/// Candidates that wait for a thorough run; `BUFFERED` stays set on them.
+#[derive(Default)]
+pub(super) struct Postponed(Vec<NonNull<Header>>);
+
+// SAFETY: addresses of headers that `BUFFERED` keeps.
+unsafe impl Send for Postponed {}
+
+global! {
+    /// Held while a collection looks: the right to use `TABLED` and its like.
+    static COLLECTOR: Mutex<Postponed> = Mutex::new(Postponed::default());
+}
+
+thread_local! {
+    /// Whether this thread is inside a collection, destructors included.
+    static COLLECTING: Cell<bool> = Cell::new(false);
+    /// The node that this thread is reading.
+    static READING: Cell<Option<NonNull<Header>>> = Cell::new(None);
+    /// Nodes whose last handle this thread dropped while it was reading them.
+    static LEFT: RefCell<Vec<NonNull<Header>>> = RefCell::new(Vec::new());
+}
+
+/// Takes over the drop of a node's value if this very thread is reading it: waiting for oneself
+/// would take forever.
+pub(super) fn left_to_this_collection(node: NonNull<Header>) -> bool {
+    let reading = READING.try_with(Cell::get).ok().flatten();
+    reading == Some(node) && LEFT.try_with(|left| left.borrow_mut().push(node)).is_ok()
+}
+
+/// How thorough a collection is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Effort {
+    /// Also the candidates that earlier runs have put back.
+    pub(super) postponed: bool,
+    /// When to stop taking further candidates.
+    pub(super) until: Option<Instant>,
+}
+
+/// Runs a collection on this thread. `None` if this thread is inside one already.
+pub(super) fn run(effort: Effort) -> Option<Outcome> {
+    if COLLECTING
+        .try_with(|inside| inside.replace(true))
+        .unwrap_or(true)
+    {
+        return None;
+    }
+    let _inside = Inside;
+    let mut outcome = Outcome::default();
+    for _ in 0..MAX_ROUNDS {
+        let looked = look(effort, &mut outcome);
+        for node in looked.left {
+            // SAFETY: this thread took the count to zero while reading; `SCAN` is clear now.
+            unsafe { finish_drop(node) };
+        }
+        match looked.garbage {
+            Garbage::None => break,
+            Garbage::ToTell(nodes) => tell(&nodes),
+            Garbage::ToKill(nodes) => {
+                outcome.objects += nodes.len() as u64;
+                // SAFETY: a count of each is held, and goes into the handle.
+                let mut saved = nodes
+                    .iter()
+                    .map(|node| unsafe { Object::from_counted(*node) });
+                if super::save_all(&mut saved) {
+                    unbuffer(&nodes);
+                } else {
+                    kill(&nodes);
+                }
+                break;
+            }
+        }
+    }
+    Some(outcome)
+}
+
+struct Inside;
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let _ = COLLECTING.try_with(|inside| inside.set(false));
+    }
+}
+
+/// One node in the table of a collection.
+struct Entry {
+    node: NonNull<Header>,
+    /// The word at the snapshot.
+    word: u64,
+    /// Edges found that arrive here.
+    arriving: u64,
+    /// Where this node's edges, and its slots' versions, begin.
+    first_edge: usize,
+    first_version: usize,
+    live: bool,
+}
+
+/// What a collection has traced.
+#[derive(Default)]
+pub(super) struct Scan {
+    table: Vec<Entry>,
+    edges: Vec<u32>,
+    versions: Vec<u64>,
+    bytes: u64,
+    left: Vec<NonNull<Header>>,
+    busy: Vec<NonNull<Header>>,
+}
+
+enum Garbage {
+    None,
+    /// With callbacks to run or finalizers; a count of each node is held.
+    ToTell(Vec<NonNull<Header>>),
+    /// A count of each node is held, and `BUFFERED` is set on it.
+    ToKill(Vec<NonNull<Header>>),
+}
+
+struct Looked {
+    garbage: Garbage,
+    left: Vec<NonNull<Header>>,
+}
+
+/// Steps 1 to 3, under the collector's lock.
+fn look(effort: Effort, outcome: &mut Outcome) -> Looked {
+    let mut collector = lock(&COLLECTOR);
+    let mut scan = Scan::default();
+    scan.trace_candidates(effort, &mut collector, outcome);
+    let started = Instant::now();
+    scan.snapshot();
+    scan.validate();
+    let void = started.elapsed() > MAX_WINDOW;
+    outcome.traced += scan.table.len() as u64;
+    outcome.busy += scan.busy.len() as u64;
+    let garbage = scan.end(void, &mut collector);
+    Looked {
+        garbage,
+        left: scan.left,
+    }
+}
+
+impl Scan {
+    /// Adds a node to the table, once. The caller keeps its header until it is in it.
+    fn add(&mut self, node: NonNull<Header>) -> u32 {
+        // SAFETY: the caller keeps the header.
+        let header = unsafe { node.as_ref() };
+        if header.word.load(Ordering::Relaxed) & TABLED == 0 {
+            header.word.fetch_or(TABLED, Ordering::AcqRel);
+            let index = u32::try_from(self.table.len()).expect("under 2^32 nodes in one run");
+            header.index.store(index, Ordering::Relaxed);
+            self.table.push(Entry {
+                node,
+                word: 0,
+                arriving: 0,
+                first_edge: 0,
+                first_version: 0,
+                live: false,
+            });
+        }
+        header.index.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add_edge(&mut self, target: NonNull<Header>) {
+        let index = self.add(target);
+        self.table[index as usize].arriving += 1;
+        self.edges.push(index);
+    }
+
+    pub(super) fn add_version(&mut self, version: u64) {
+        self.versions.push(version);
+    }
+
+    pub(super) fn version(&self, at: usize) -> Option<u64> {
+        self.versions.get(at).copied()
+    }
+
+    pub(super) fn add_bytes(&mut self, bytes: u64) {
+        self.bytes += bytes;
+    }
+
+    /// The header of an entry. Not bound to `self`: the table may grow meanwhile.
+    fn header(&self, at: usize) -> &'static Header {
+        // SAFETY: `TABLED` keeps the header until the end of the run, and nothing outlives that.
+        unsafe { self.table[at].node.as_ref() }
+    }
+
+    /// Reads the value of an entry under `SCAN`. False if nothing can be concluded: the value is
+    /// gone or going, a slot was held or had changed, or the trace panicked.
+    fn read(&mut self, at: usize, mode: impl FnOnce(&mut Self) -> Mode<'_>) -> bool {
+        let node = self.table[at].node;
+        let header = self.header(at);
+        let before = header.word.fetch_or(SCAN, Ordering::AcqRel);
+        let mut readable = before & COUNT != 0 && before & (DROPPING | DEAD) == 0;
+        let mut busy = false;
+        if readable {
+            READING.with(|reading| reading.set(Some(node)));
+            let mut tracer = Tracer::new(mode(self));
+            let trace = header.vtable.trace;
+            // SAFETY: the count was not zero when `SCAN` was set, so the value stays until it is
+            // cleared.
+            let traced = catch_unwind(AssertUnwindSafe(|| unsafe { trace(node, &mut tracer) }));
+            busy = tracer.busy || traced.is_err();
+            readable = !busy;
+            READING.with(|reading| reading.set(None));
+            if let Err(panic) = traced {
+                note_panic((header.vtable.type_name)(), &*panic);
+            }
+        }
+        header.word.fetch_and(!SCAN, Ordering::AcqRel);
+        LEFT.with(|left| self.left.append(&mut left.borrow_mut()));
+        if busy {
+            self.busy.push(node);
+        }
+        readable
+    }
+
+    // ---- 1: take and trace -----------------------------------------------------------------------
+
+    fn trace_candidates(
+        &mut self,
+        effort: Effort,
+        postponed: &mut MutexGuard<'_, Postponed>,
+        outcome: &mut Outcome,
+    ) {
+        let mut candidates = CANDIDATES.take();
+        if effort.postponed {
+            candidates.append(&mut postponed.0);
+        }
+        // SAFETY: `BUFFERED` keeps the header.
+        let header = |node: NonNull<Header>| unsafe { node.as_ref() };
+        if effort.until.is_some() {
+            // The heaviest first. What was never looked at comes before what held nothing.
+            candidates.sort_by_key(|node| {
+                let weight = header(*node).weight.load(Ordering::Relaxed);
+                std::cmp::Reverse(if weight == 0 { 2 } else { weight })
+            });
+        }
+        for node in candidates {
+            if header(node).has(marks::FROZEN)
+                || effort.until.is_some_and(|until| Instant::now() >= until)
+            {
+                outcome.postponed += 1;
+                postponed.0.push(node);
+                continue;
+            }
+            let from = self.table.len();
+            let bytes = self.bytes;
+            if header(node).word.load(Ordering::Acquire) & (DROPPING | DEAD) == 0 {
+                self.add(node);
+            }
+            let weight = &header(node).weight;
+            if self.table.len() > from {
+                self.trace_from(from);
+                // 1 bit for nothing: 0 means that nobody looked.
+                let bits = 64 - (self.bytes - bytes).leading_zeros() + 1;
+                weight.store(u8::try_from(bits).unwrap_or(u8::MAX), Ordering::Relaxed);
+            }
+            // SAFETY: the candidate was taken off the stack by this run. Not used afterwards,
+            // unless it is in the table.
+            unsafe { clear_flags(node, BUFFERED) };
+        }
+    }
+
+    fn trace_from(&mut self, from: usize) {
+        let mut at = from;
+        while at < self.table.len() {
+            self.table[at].first_edge = self.edges.len();
+            self.table[at].first_version = self.versions.len();
+            if !self.read(at, |scan| Mode::Scan(scan)) {
+                self.table[at].live = true;
+            }
+            at += 1;
+        }
+    }
+
+    // ---- 2: snapshot -----------------------------------------------------------------------------
+
+    fn snapshot(&mut self) {
+        let mut live = Vec::new();
+        for at in 0..self.table.len() {
+            let word = self.header(at).word.load(Ordering::SeqCst);
+            let entry = &mut self.table[at];
+            entry.word = word;
+            if entry.arriving > word & COUNT && word & (DROPPING | DEAD) == 0 {
+                let name = (self.header(at).vtable.type_name)();
+                note_panic(name, &"something that refers to it reports an edge twice");
+            }
+            let entry = &mut self.table[at];
+            if entry.live || word & (DROPPING | DEAD) != 0 || entry.arriving != word & COUNT {
+                entry.live = true;
+                live.push(at);
+            }
+        }
+        self.flood(live);
+    }
+
+    /// Makes live what live nodes reach.
+    fn flood(&mut self, mut work: Vec<usize>) {
+        while let Some(at) = work.pop() {
+            for edge in self.edges_of(at) {
+                let to = self.edges[edge] as usize;
+                if !self.table[to].live {
+                    self.table[to].live = true;
+                    work.push(to);
+                }
+            }
+        }
+    }
+
+    fn edges_of(&self, at: usize) -> std::ops::Range<usize> {
+        let end = self
+            .table
+            .get(at + 1)
+            .map_or(self.edges.len(), |next| next.first_edge);
+        self.table[at].first_edge..end
+    }
+
+    // ---- 3: validate -----------------------------------------------------------------------------
+
+    fn validate(&mut self) {
+        let mut live = Vec::new();
+        for at in 0..self.table.len() {
+            let position = self.table[at].first_version;
+            if !self.table[at].live && !self.read(at, |scan| Mode::Verify(scan, position)) {
+                self.table[at].live = true;
+                live.push(at);
+            }
+        }
+        self.flood(live);
+        let mut live = Vec::new();
+        for at in 0..self.table.len() {
+            if self.table[at].live {
+                continue;
+            }
+            let word = self.header(at).word.fetch_or(CONDEMNED, Ordering::AcqRel);
+            if word & VERDICT != self.table[at].word & VERDICT {
+                self.table[at].live = true;
+                live.push(at);
+            }
+        }
+        self.flood(live);
+    }
+
+    // ---- the end of looking ----------------------------------------------------------------------
+
+    /// Sorts out the table: live nodes are let go, garbage is held and handed on.
+    fn end(&mut self, void: bool, postponed: &mut MutexGuard<'_, Postponed>) -> Garbage {
+        let is_garbage = |entry: &&Entry| !entry.live && !void;
+        let to_tell = self.table.iter().filter(is_garbage).any(|entry| {
+            // SAFETY: `TABLED` keeps the header.
+            let header = unsafe { entry.node.as_ref() };
+            has_callbacks(header)
+                || (header.vtable.finalize.is_some() && !header.has(marks::FINALIZED))
+        });
+        let mut garbage = Vec::new();
+        for entry in &self.table {
+            // SAFETY: `TABLED` keeps the header.
+            let header = unsafe { entry.node.as_ref() };
+            if entry.live {
+                continue;
+            }
+            if void {
+                // Nothing was concluded: a later run looks again.
+                if header.word.fetch_or(BUFFERED, Ordering::AcqRel) & BUFFERED == 0 {
+                    postponed.0.push(entry.node);
+                }
+                continue;
+            }
+            header.word.fetch_add(ONE_CLONE, Ordering::AcqRel);
+            if !to_tell {
+                close_box(header);
+                // While its slots are emptied, drops of handles on it need not make it a
+                // candidate: it is looked at once more when it is let go.
+                header.word.fetch_or(BUFFERED, Ordering::AcqRel);
+            }
+            garbage.push(entry.node);
+        }
+        for node in self.busy.drain(..) {
+            // SAFETY: `TABLED` keeps the header.
+            let header = unsafe { node.as_ref() };
+            if header.word.fetch_or(BUFFERED, Ordering::AcqRel) & BUFFERED == 0 {
+                CANDIDATES.push(node);
+            }
+        }
+        for entry in self.table.drain(..) {
+            // SAFETY: the table is given up, and this run was the one that set them.
+            unsafe { clear_flags(entry.node, TABLED | CONDEMNED) };
+        }
+        match (garbage.is_empty(), to_tell) {
+            (true, _) => Garbage::None,
+            (false, true) => Garbage::ToTell(garbage),
+            (false, false) => Garbage::ToKill(garbage),
+        }
+    }
+}
+
+// ---- 4: deaths -------------------------------------------------------------------------------------
+
+/// Runs callbacks, then finalizers, and lets the nodes go as candidates: what nobody took up is
+/// found again in the next round.
+fn tell(nodes: &[NonNull<Header>]) {
+    // SAFETY: a count of each is held.
+    let header = |node: &NonNull<Header>| unsafe { node.as_ref() };
+    for node in nodes {
+        for callback in take_callbacks(header(node), false) {
+            run_callback(header(node), callback);
+        }
+    }
+    for node in nodes {
+        if let Some(finalize) = header(node).vtable.finalize
+            && header(node)
+                .marks
+                .fetch_or(marks::FINALIZED, Ordering::AcqRel)
+                & marks::FINALIZED
+                == 0
+        {
+            // SAFETY: the value is alive, since a count is held.
+            run_foreign(header(node), || unsafe { finalize(*node) });
+        }
+    }
+    for node in nodes {
+        // SAFETY: the count that is held.
+        unsafe { release(*node) };
+    }
+}
+
+/// Nodes that are kept after all become candidates when their handles go.
+fn unbuffer(nodes: &[NonNull<Header>]) {
+    for node in nodes {
+        // SAFETY: `BUFFERED` was set by `end` without the node being on the stack; it is kept by a
+        // handle.
+        unsafe { clear_flags(*node, BUFFERED) };
+    }
+}
+
+/// Empties the slots of garbage, and lets it go.
+fn kill(nodes: &[NonNull<Header>]) {
+    for node in nodes {
+        // SAFETY: a count of each is held.
+        let header = unsafe { node.as_ref() };
+        let mut tracer = Tracer::new(Mode::Sever);
+        let trace = header.vtable.trace;
+        // SAFETY: the value is alive, since a count is held.
+        let severed = catch_unwind(AssertUnwindSafe(|| unsafe { trace(*node, &mut tracer) }));
+        if let Err(panic) = severed {
+            note_panic((header.vtable.type_name)(), &*panic);
+        }
+    }
+    for node in nodes {
+        // SAFETY: the count that is held, and `BUFFERED` was set by `end`.
+        unsafe { let_go(*node) };
+    }
+}
+
+/// Gives back the count of a node that was killed. In most cases it was the last.
+///
+/// # Safety
+///
+/// The caller owns a count, and set `BUFFERED` without the node being on the stack.
+unsafe fn let_go(node: NonNull<Header>) {
+    // SAFETY: the caller's count keeps the header until the word is changed below.
+    let header = unsafe { node.as_ref() };
+    let mut word = header.word.load(Ordering::Relaxed);
+    while word & COUNT == 1 {
+        let last = ((word - 1) | DROPPING) & !BUFFERED;
+        match header
+            .word
+            .compare_exchange_weak(word, last, Ordering::AcqRel, Ordering::Relaxed)
+        {
+            Ok(_) => {
+                // SAFETY: this was the last handle; the flags are those before `DROPPING`.
+                unsafe { last_dropped(node, word & !BUFFERED) };
+                return;
+            }
+            Err(now) => word = now,
+        }
+    }
+    // Something else still refers to it: an edge outside slots, or whoever a destructor gave a
+    // handle to. It is a candidate like any other now.
+    CANDIDATES.push(node);
+    // SAFETY: the caller's count.
+    unsafe { release(node) };
+}
+
+/// Makes every postponed candidate an ordinary one again.
+pub(super) fn requeue_postponed() {
+    for node in std::mem::take(&mut lock(&COLLECTOR).0) {
+        CANDIDATES.push(node);
+    }
+}
+
+/// How many candidates wait for a thorough run.
+pub(super) fn num_postponed() -> usize {
+    lock(&COLLECTOR).0.len()
+}
+
+/// Whether this thread is inside a collection.
+pub(super) fn is_inside() -> bool {
+    COLLECTING.try_with(Cell::get).unwrap_or(true)
+}
+
+/// Whether this thread is inside a collection, or is the collector's own.
+pub(super) fn is_collecting() -> bool {
+    is_inside() || COLLECTOR_THREAD.try_with(Cell::get).unwrap_or(true)
+}
+
+thread_local! {
+    static COLLECTOR_THREAD: Cell<bool> = Cell::new(false);
+}
+
+/// Marks this thread as the collector's own.
+pub(super) fn mark_collector_thread() {
+    COLLECTOR_THREAD.with(|this| this.set(true));
+}
+
+/// Lets go of candidates that have died meanwhile, and looks at no other.
+pub(super) fn prune() {
+    let mut collector = lock(&COLLECTOR);
+    for node in CANDIDATES.take() {
+        // SAFETY: `BUFFERED` keeps the header.
+        let word = unsafe { node.as_ref() }.word.load(Ordering::Acquire);
+        if word & (DROPPING | DEAD) == 0 {
+            collector.0.push(node);
+        } else {
+            // SAFETY: the candidate was taken off the stack by this run.
+            unsafe { clear_flags(node, BUFFERED) };
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The synchronisation types of the collector, or loom's stand-ins for them.
+#[cfg(not(loom))]
+mod imp {
+    pub(crate) use std::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+    };
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, TryLockError};
+    pub(crate) use std::thread::yield_now;
+    pub(crate) use std::thread_local;
+
+    /// A variable that exists once, made on first use.
+    macro_rules! global {
+        ($(#[$attr:meta])* $vis:vis static $name:ident: $type:ty = $init:expr;) => {
+            $(#[$attr])*
+            $vis static $name: std::sync::LazyLock<$type> = std::sync::LazyLock::new(|| $init);
+        };
+    }
+    pub(crate) use global;
+}
+
+#[cfg(loom)]
+mod imp {
+    pub(crate) use loom::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+    };
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use loom::thread::yield_now;
+    pub(crate) use loom::thread_local;
+    pub(crate) use std::sync::TryLockError;
+
+    macro_rules! global {
+        ($(#[$attr:meta])* $vis:vis static $name:ident: $type:ty = $init:expr;) => {
+            loom::lazy_static! {
+                $(#[$attr])*
+                $vis static ref $name: $type = $init;
+            }
+        };
+    }
+    pub(crate) use global;
+}
+
+pub(crate) use imp::*;
+
+/// Locks, also after a panic in another holder: nothing here is left half-changed by one.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    match mutex.lock() {
+        Ok(guard) => guard,
+        Err(poisoned) => poisoned.into_inner(),
+    }
+}
+
+/// Waits for a notification, at most as long as `time`.
+pub(crate) fn wait_timeout<'a, T>(
+    condvar: &Condvar,
+    guard: MutexGuard<'a, T>,
+    time: std::time::Duration,
+) -> MutexGuard<'a, T> {
+    match condvar.wait_timeout(guard, time) {
+        Ok((guard, _)) => guard,
+        Err(poisoned) => poisoned.into_inner().0,
+    }
+}
