@@ -67,12 +67,13 @@ mod trace;
 mod trigger;
 mod weak;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use self::sync::{AtomicBool, AtomicU64, Mutex, Ordering, global, lock};
+use self::sync::{AtomicBool, AtomicU64, Mutex, Ordering, global, lock, thread_local};
 use self::trigger::TRIGGER;
 
 pub use self::bytes::device_bytes_freed_by;
@@ -279,7 +280,9 @@ pub fn get_byte_threshold(device: u32) -> u64 {
 
 /// Whether a run could free anything.
 fn has_work() -> bool {
-    header::CANDIDATES.num.load(Ordering::Relaxed) > 0 || collect::num_postponed() > 0
+    header::CANDIDATES.num.load(Ordering::Relaxed) > 0
+        || collect::num_postponed() > 0
+        || has_foreign()
 }
 
 // ---- before an out-of-memory error -------------------------------------------------------------------
@@ -302,6 +305,68 @@ pub fn set_wait_bound(bound: Duration) {
     );
 }
 
+thread_local! {
+    static WITHOUT_WAITING: Cell<bool> = Cell::new(false);
+}
+
+/// Runs `work`, in which no allocation of this thread waits for the collector: it fails instead.
+///
+/// For a thread that holds something the collector's thread needs, such as Python's interpreter
+/// lock: try with it held, and on failure let go of it and try again.
+pub fn without_waiting<R>(work: impl FnOnce() -> R) -> R {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            WITHOUT_WAITING.with(|flag| flag.set(self.0));
+        }
+    }
+    let _restore = Restore(WITHOUT_WAITING.with(|flag| flag.replace(true)));
+    work()
+}
+
+// ---- other collectors ----------------------------------------------------------------------------------
+
+/// A collector of another language's objects, which may hold device memory too.
+pub trait ForeignCollector: Send + Sync {
+    /// Collects on the collector's thread, with no lock held, before cycles here are looked for.
+    /// Automatic runs may be declined. The device bytes that it frees are counted by the caller,
+    /// as far as it frees them on this thread.
+    fn collect(&self, generation: u32, reason: Reason);
+}
+
+global! {
+    static FOREIGN: Mutex<Option<Arc<dyn ForeignCollector>>> = Mutex::new(None);
+}
+
+/// Makes the collector's thread run another collector too. There is one at most; `None` removes
+/// it.
+pub fn set_foreign_collector(collector: Option<Arc<dyn ForeignCollector>>) {
+    let before = std::mem::replace(&mut *lock(&FOREIGN), collector);
+    drop(before);
+}
+
+fn has_foreign() -> bool {
+    lock(&FOREIGN).is_some()
+}
+
+/// A run on the collector's thread. The bytes in the report are those of both collectors.
+fn run_with_foreign(generation: u32, reason: Reason) -> CollectionReport {
+    let foreign = lock(&FOREIGN).clone();
+    let collect = || {
+        header::run_named("foreign collector", || {
+            if let Some(foreign) = &foreign {
+                foreign.collect(generation, reason);
+            }
+        })
+    };
+    let ((), freed) = bytes::device_bytes_freed_by(collect);
+    let mut report = run(generation, reason);
+    report.device_bytes_freed += freed;
+    report
+}
+
+// ---- the rung ------------------------------------------------------------------------------------------
+
 /// The rung of the out-of-memory ladder that collects cycles: on the collector's thread, while the
 /// allocating thread waits, within a bound, with no lock of the allocator held.
 #[derive(Debug)]
@@ -316,11 +381,12 @@ impl crate::alloc::Reclaimer for CollectionRung {
         crate::alloc::ReclaimLevel::Collect
     }
 
-    fn reclaim(&self, _: &crate::alloc::ReclaimRequest) -> u64 {
-        if !BEFORE_OOM.load(Ordering::Relaxed) {
+    fn reclaim(&self, request: &crate::alloc::ReclaimRequest) -> u64 {
+        if !BEFORE_OOM.load(Ordering::Relaxed) || WITHOUT_WAITING.with(Cell::get) {
             return 0;
         }
-        trigger::run_and_wait(Duration::from_millis(BOUND_MS.load(Ordering::Relaxed)))
+        let bound = Duration::from_millis(BOUND_MS.load(Ordering::Relaxed));
+        trigger::run_and_wait(request.bytes_needed, bound)
     }
 }
 

@@ -185,9 +185,7 @@ macro_rules! container {
         // SAFETY: each element is owned once, and traced once.
         unsafe impl<T: Trace $($bounds)*> Trace for $type {
             fn trace(&self, tracer: &mut Tracer<'_>) {
-                for element in self {
-                    element.trace(tracer);
-                }
+                self.iter().for_each(|element| element.trace(tracer));
             }
 
             fn is_leaf(levels: u32) -> bool {

@@ -82,6 +82,8 @@ struct Requests {
     ended: u64,
     /// The process whose thread it is; a forked child has none.
     process: Option<u32>,
+    /// The most bytes that a thread which waits wants.
+    bytes_needed: u64,
     /// Bytes that the latest run freed.
     freed: u64,
 }
@@ -136,7 +138,7 @@ pub(super) fn wake(reason: Reason) {
 /// Asks for a thorough run and waits until one that began after the call has ended, frees included,
 /// but no longer than `bound`. Returns the bytes it freed; 0 at once on a thread that is itself
 /// collecting.
-pub(super) fn run_and_wait(bound: Duration) -> u64 {
+pub(super) fn run_and_wait(bytes_needed: u64, bound: Duration) -> u64 {
     if collect::is_collecting() {
         return 0;
     }
@@ -145,6 +147,7 @@ pub(super) fn run_and_wait(bound: Duration) -> u64 {
     // A run that has begun may have looked before this thread's garbage was made.
     let awaited = requests.begun + 1;
     requests.wanted = Some(Reason::OutOfMemory);
+    requests.bytes_needed = requests.bytes_needed.max(bytes_needed);
     start(&mut requests);
     TRIGGER.changed.notify_all();
     while requests.ended < awaited {
@@ -194,6 +197,7 @@ fn thread_main() {
             continue;
         };
         requests.begun += 1;
+        let bytes_needed = std::mem::take(&mut requests.bytes_needed);
         drop(requests);
         let generation = match reason {
             Reason::OutOfMemory | Reason::Manual => 2,
@@ -214,13 +218,17 @@ fn thread_main() {
                 }
             }
         };
-        let freed = if reason == Reason::OutOfMemory || TRIGGER.enabled.load(Ordering::Relaxed) {
-            let report = super::run(generation, reason);
-            adapt(report.objects, report.candidates);
-            report.device_bytes_freed
-        } else {
-            collect::prune();
-            0
+        let freed = match reason {
+            Reason::OutOfMemory => until_enough(bytes_needed),
+            _ if TRIGGER.enabled.load(Ordering::Relaxed) => {
+                let report = super::run_with_foreign(generation, reason);
+                adapt(report.objects, report.candidates);
+                report.device_bytes_freed
+            }
+            _ => {
+                collect::prune();
+                0
+            }
         };
         rearm();
         super::bytes::rearm();
@@ -229,6 +237,19 @@ fn thread_main() {
         requests.freed = freed;
         TRIGGER.changed.notify_all();
     }
+}
+
+/// Runs with rising generations until enough is free. What is cheap to find comes first: a young
+/// run of a foreign collector takes microseconds, a full one may take a second.
+fn until_enough(bytes_needed: u64) -> u64 {
+    let mut freed = 0;
+    for generation in if super::has_foreign() { 0..=2 } else { 2..=2 } {
+        freed += super::run_with_foreign(generation, Reason::OutOfMemory).device_bytes_freed;
+        if freed >= bytes_needed {
+            break;
+        }
+    }
+    freed
 }
 
 /// Stretches the young threshold when a run found little among its candidates.
