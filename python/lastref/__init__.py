@@ -16,11 +16,22 @@ arithmetic, not even ``==``. NumPy, PyTorch, CuPy and JAX compute on the same me
 (``numpy.from_dlpack(t)``, ``lastref.from_dlpack(a)``), NumPy also through the buffer protocol
 (``t.numpy()``).
 
+What objects hold that refer to each other in a circle is found by the cycle collector, which runs by
+itself, and before any allocation fails for want of memory: `lastref.gc`.
+
 A GPU is used when there is one. A simulated GPU stands in only when asked for: by the environment
 variable ``LASTREF_SIM`` (``8GiB``, ``2x8GiB``, ``11GB``, ``11000MiB``) or by `lastref.sim.enable`.
 """
 
-from . import cuda, sim
+import sys as _sys
+
+if "t" in _sys.abiflags:
+    raise ImportError(
+        "lastref: free-threaded CPython is not supported yet, since the cycle collector relies on the "
+        "interpreter lock; use the build of CPython that has it"
+    )
+
+from . import cuda, gc, sim
 from ._lastref import (
     Event,
     OutOfMemoryError,
@@ -89,6 +100,7 @@ __all__ = [
     "from_numpy",
     "full",
     "full_like",
+    "gc",
     "half",
     "int",
     "int8",

@@ -10,6 +10,7 @@ use crate::device::PyDevice;
 use crate::dlpack;
 use crate::dtype::DTypeArg;
 use crate::error::{Failure, Outcome};
+use crate::gc::without_lock_if_full;
 use crate::tensor::PyTensor;
 
 /// Above this many bytes an allocation lets go of the interpreter lock, since obtaining or filling
@@ -50,12 +51,13 @@ impl Options {
     }
 }
 
-/// Runs `make`, without the interpreter lock if a tensor of this shape is large.
+/// Runs `make`, without the interpreter lock if a tensor of this shape is large or the device is
+/// full.
 fn allocate(
     py: Python<'_>,
     shape: &[i64],
     dtype: DType,
-    make: impl FnOnce() -> lastref::Result<Tensor> + Send,
+    make: impl Fn() -> lastref::Result<Tensor> + Send + Sync,
 ) -> Outcome<PyTensor> {
     let bytes = shape.iter().fold(dtype.size(), |bytes, size| {
         bytes.saturating_mul(size.unsigned_abs())
@@ -63,7 +65,7 @@ fn allocate(
     let tensor = if bytes > DETACH_BYTES {
         py.detach(make)
     } else {
-        make()
+        without_lock_if_full(py, make)
     };
     Ok(PyTensor(tensor?))
 }
@@ -175,6 +177,7 @@ pub(crate) fn full(
 #[pyo3(signature = (start, end=None, step=Number(Scalar::Int(1)), *, dtype=None, device=None, requires_grad=false),
        text_signature = "(start, end=None, step=1, *, dtype=None, device=None, requires_grad=False)")]
 pub(crate) fn arange(
+    py: Python<'_>,
     start: Number,
     end: Option<Number>,
     step: Number,
@@ -194,12 +197,10 @@ pub(crate) fn arange(
     let dtype = options
         .dtype
         .unwrap_or(if has_float { DType::F32 } else { DType::I64 });
-    Ok(PyTensor(Tensor::arange_with(
-        start,
-        end,
-        step,
-        (dtype, options.device()),
-    )?))
+    let device = options.device();
+    Ok(PyTensor(without_lock_if_full(py, || {
+        Tensor::arange_with(start, end, step, (dtype, device))
+    })?))
 }
 
 /// An uninitialized tensor of the shape, dtype and device of another, each unless given.
@@ -305,7 +306,10 @@ pub(crate) fn tensor(
         Some(source) => source,
         None => {
             let host = from_values(data, options.dtype)?;
-            return Ok(PyTensor(host.to_device(options.device())?));
+            let device = options.device();
+            return Ok(PyTensor(without_lock_if_full(data.py(), || {
+                host.to_device(device)
+            })?));
         }
     };
     let dtype = options.dtype.unwrap_or_else(|| source.dtype());
@@ -345,7 +349,10 @@ pub(crate) fn as_tensor<'py>(
         return PyTensor::to(tensor, options.dtype, options.device, false);
     }
     let tensor = match array(data)? {
-        None => from_values(data, options.dtype)?.to_device(options.device())?,
+        None => {
+            let host = from_values(data, options.dtype)?;
+            without_lock_if_full(py, || host.to_device(options.device()))?
+        }
         Some(source) => py.detach(|| source.to(options.device(), options.dtype))?,
     };
     Ok(Bound::new(py, PyTensor(tensor))?)

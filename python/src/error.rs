@@ -5,6 +5,8 @@ use pyo3::create_exception;
 use pyo3::exceptions::{PyBufferError, PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 
+use crate::gc;
+
 create_exception!(
     lastref,
     OutOfMemoryError,
@@ -12,7 +14,8 @@ create_exception!(
     "The device is full, or a limit is reached, and nothing more could be given back.\n\n\
      The text says where all the memory is and what was tried. When the device was full, the\n\
      numbers are attributes too, each named with _bytes at the end: allocated + pending + cached +\n\
-     other + device_free is capacity."
+     other + device_free is capacity. What keeps Python's collector from freeing is in gc_frozen_count\n\
+     and gc_saves_all."
 );
 
 /// An error on its way to Python: lastref's, or an exception that is one already.
@@ -61,7 +64,13 @@ impl From<Failure> for PyErr {
 /// The exception with the numbers of the report as attributes.
 fn out_of_memory(report: &Report) -> PyErr {
     Python::attach(|py| {
-        let error = OutOfMemoryError::new_err(report.to_string());
+        let mut text = report.to_string();
+        let (obstacles, frozen, saves_all) = gc::obstacles(py).unwrap_or_default();
+        for obstacle in obstacles {
+            text.push_str("\n  python's gc ");
+            text.push_str(&obstacle);
+        }
+        let error = OutOfMemoryError::new_err(text);
         let value = error.value(py);
         let fields = [
             ("requested_bytes", Some(report.requested)),
@@ -74,10 +83,14 @@ fn out_of_memory(report: &Report) -> PyErr {
             ("largest_hole_bytes", Some(report.largest_hole)),
             ("limit_bytes", report.limit),
         ];
-        match fields
-            .into_iter()
-            .try_for_each(|(name, bytes)| value.setattr(name, bytes))
-        {
+        let set = || {
+            for (name, bytes) in fields {
+                value.setattr(name, bytes)?;
+            }
+            value.setattr("gc_frozen_count", frozen)?;
+            value.setattr("gc_saves_all", saves_all)
+        };
+        match set() {
             Ok(()) => error,
             Err(failed) => failed,
         }

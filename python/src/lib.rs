@@ -8,6 +8,7 @@
 //! | `buffer`, `dlpack` | the same memory for NumPy and other libraries |
 //! | `dtype`, `device` | the classes of these names, and arguments that stand for them |
 //! | `cuda` | streams, events, and what `lastref.cuda` and `lastref.sim` call |
+//! | `gc` | Python's cycle collector, run by lastref's; what `lastref.gc` calls |
 //! | `args`, `error` | shapes and numbers from Python; exceptions to Python |
 //!
 //! Lock order: the interpreter lock, then whatever lastref takes. Nothing here is called by lastref
@@ -21,6 +22,7 @@ mod device;
 mod dlpack;
 mod dtype;
 mod error;
+mod gc;
 mod index;
 mod tensor;
 
@@ -61,12 +63,19 @@ mod _lastref {
     #[pymodule_export]
     use crate::error::OutOfMemoryError;
     #[pymodule_export]
+    use crate::gc::{
+        gc_add_callback, gc_collect, gc_disable, gc_enable, gc_get_before_out_of_memory,
+        gc_get_byte_threshold, gc_get_wait_bound, gc_is_enabled, gc_remove_callback,
+        gc_set_before_out_of_memory, gc_set_byte_threshold, gc_set_wait_bound, gc_stats,
+    };
+    #[pymodule_export]
     use crate::tensor::{PyStorage, PyTensor, rebuild_tensor};
     use pyo3::prelude::*;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        crate::dtype::register(module)
+        crate::dtype::register(module)?;
+        crate::gc::register(module.py())
     }
 }

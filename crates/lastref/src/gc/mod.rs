@@ -153,10 +153,30 @@ pub fn collect(generation: u32) -> Result<CollectionReport, InvalidGeneration> {
     if generation > 2 {
         return Err(InvalidGeneration(generation));
     }
-    Ok(run(generation, Reason::Manual))
+    Ok(run(generation, Reason::Manual, None))
 }
 
-fn run(generation: u32, reason: Reason) -> CollectionReport {
+/// Does what [`collect`] does, and runs the foreign collector first, if there is one.
+///
+/// It is for the front end of the foreign collector's language, whose own `collect` means both. The
+/// foreign collector is called on this thread, which must hold nothing that it waits for.
+///
+/// # Errors
+///
+/// [`InvalidGeneration`] for 3 and up.
+pub fn collect_with_foreign(generation: u32) -> Result<CollectionReport, InvalidGeneration> {
+    if generation > 2 {
+        return Err(InvalidGeneration(generation));
+    }
+    Ok(run_with_foreign(generation, Reason::Manual))
+}
+
+/// A run of both collectors, or of this one alone, and its report.
+fn run(
+    generation: u32,
+    reason: Reason,
+    foreign: Option<Arc<dyn ForeignCollector>>,
+) -> CollectionReport {
     let started = Instant::now();
     let candidates = header::CANDIDATES.num.load(Ordering::Relaxed) as u64;
     let mut report = CollectionReport {
@@ -174,10 +194,17 @@ fn run(generation: u32, reason: Reason) -> CollectionReport {
         return report;
     }
     notify(Phase::Start, &report);
-    let effort = trigger::effort(generation, reason);
-    let (outcome, freed) = bytes::device_bytes_freed_by(|| collect::run(effort));
+    let mut foreign_objects = 0;
+    let (outcome, freed) = bytes::device_bytes_freed_by(|| {
+        if let Some(foreign) = foreign {
+            header::run_named("foreign collector", || {
+                foreign_objects = foreign.collect(generation, reason);
+            });
+        }
+        collect::run(trigger::effort(generation, reason))
+    });
     let outcome = outcome.unwrap_or_default();
-    report.objects = outcome.objects;
+    report.objects = outcome.objects + foreign_objects;
     report.traced = outcome.traced;
     report.postponed = outcome.postponed;
     report.busy = outcome.busy;
@@ -296,6 +323,12 @@ pub fn set_before_out_of_memory(runs: bool) {
     BEFORE_OOM.store(runs, Ordering::Relaxed);
 }
 
+/// Whether the collector runs before an allocation fails.
+#[must_use]
+pub fn runs_before_out_of_memory() -> bool {
+    BEFORE_OOM.load(Ordering::Relaxed)
+}
+
 /// Sets how long a failing allocation waits for the collector; 30 s from the start. A destructor
 /// that wants a lock of the waiting thread makes it wait that long, and then fail.
 pub fn set_wait_bound(bound: Duration) {
@@ -303,6 +336,12 @@ pub fn set_wait_bound(bound: Duration) {
         u64::try_from(bound.as_millis()).unwrap_or(u64::MAX),
         Ordering::Relaxed,
     );
+}
+
+/// How long a failing allocation waits for the collector.
+#[must_use]
+pub fn wait_bound() -> Duration {
+    Duration::from_millis(BOUND_MS.load(Ordering::Relaxed))
 }
 
 thread_local! {
@@ -328,10 +367,10 @@ pub fn without_waiting<R>(work: impl FnOnce() -> R) -> R {
 
 /// A collector of another language's objects, which may hold device memory too.
 pub trait ForeignCollector: Send + Sync {
-    /// Collects on the collector's thread, with no lock held, before cycles here are looked for.
-    /// Automatic runs may be declined. The device bytes that it frees are counted by the caller,
-    /// as far as it frees them on this thread.
-    fn collect(&self, generation: u32, reason: Reason);
+    /// Collects with no lock held, before cycles here are looked for, and returns how many objects
+    /// it found to be unreachable. Automatic runs may be declined. The device bytes that it frees
+    /// are counted by the caller, as far as it frees them on this thread.
+    fn collect(&self, generation: u32, reason: Reason) -> u64;
 }
 
 global! {
@@ -349,20 +388,9 @@ fn has_foreign() -> bool {
     lock(&FOREIGN).is_some()
 }
 
-/// A run on the collector's thread. The bytes in the report are those of both collectors.
 fn run_with_foreign(generation: u32, reason: Reason) -> CollectionReport {
     let foreign = lock(&FOREIGN).clone();
-    let collect = || {
-        header::run_named("foreign collector", || {
-            if let Some(foreign) = &foreign {
-                foreign.collect(generation, reason);
-            }
-        })
-    };
-    let ((), freed) = bytes::device_bytes_freed_by(collect);
-    let mut report = run(generation, reason);
-    report.device_bytes_freed += freed;
-    report
+    run(generation, reason, foreign)
 }
 
 // ---- the rung ------------------------------------------------------------------------------------------
@@ -385,8 +413,7 @@ impl crate::alloc::Reclaimer for CollectionRung {
         if !BEFORE_OOM.load(Ordering::Relaxed) || WITHOUT_WAITING.with(Cell::get) {
             return 0;
         }
-        let bound = Duration::from_millis(BOUND_MS.load(Ordering::Relaxed));
-        trigger::run_and_wait(request.bytes_needed, bound)
+        trigger::run_and_wait(request.bytes_needed, wait_bound())
     }
 }
 
