@@ -53,7 +53,10 @@ enum Task {
         all: bool,
     },
     /// Replay every trace and print one table
+    #[command(args_conflicts_with_subcommands = true)]
     Bench {
+        #[command(subcommand)]
+        of: Option<Comparison>,
         /// Print the reports as JSON instead
         #[arg(long)]
         json: bool,
@@ -64,6 +67,19 @@ enum Task {
     Lint,
     /// Build the documentation; a warning is an error
     Docs,
+}
+
+/// What is compared with others, in a workspace of its own under `bench/`.
+#[derive(Subcommand)]
+enum Comparison {
+    /// The cycle collector beside Arc, other crates and CPython
+    Gc {
+        /// Print JSON instead
+        #[arg(long)]
+        json: bool,
+        /// Only rows with this in their name
+        row: Option<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -83,8 +99,33 @@ fn run(task: Task) -> Result<()> {
             .args(["run", "--release", "--", "demo"])
             .run(),
         Task::Test { all } => Steps::run(|steps| suite::test(&workspace, steps, all)),
-        Task::Bench { json, traces } => traces::bench(&workspace, &traces, json),
+        Task::Bench {
+            of: None,
+            json,
+            traces,
+        } => traces::bench(&workspace, &traces, json),
+        Task::Bench {
+            of: Some(Comparison::Gc { json, row }),
+            ..
+        } => compare_gc(&workspace, json, row),
         Task::Lint => Steps::run(|steps| suite::lint(&workspace, steps)),
         Task::Docs => Steps::run(|steps| suite::docs(&workspace, steps)),
+    }
+}
+
+/// Builds and runs `bench/gc`, whose target folder lies in ours.
+fn compare_gc(workspace: &Workspace, json: bool, row: Option<String>) -> Result<()> {
+    let bench = cargo(workspace)
+        .args(["run", "--release", "--quiet", "--locked"])
+        .args(["--manifest-path", "bench/gc/Cargo.toml", "--target-dir"])
+        .args([workspace.target.join("bench-gc")])
+        .args(["--"])
+        .args(json.then_some("--json"))
+        .args(row);
+    if json {
+        print!("{}", bench.quiet_stdout()?);
+        Ok(())
+    } else {
+        bench.run()
     }
 }
