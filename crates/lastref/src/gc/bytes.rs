@@ -6,7 +6,8 @@
 
 use std::cell::Cell;
 
-use super::sync::{AtomicU64, Ordering, thread_local};
+use super::sync::Ordering;
+use super::sync::plain::AtomicU64;
 use super::trigger::{Reason, TRIGGER, wake};
 
 /// Devices with marks of their own; further ones share the last.
@@ -70,7 +71,7 @@ pub(crate) fn added(index: u32, bytes: u64) {
     }
 }
 
-thread_local! {
+std::thread_local! {
     /// Device bytes freed by storages dropped on this thread, while somebody counts.
     static FREED: Cell<u64> = const { Cell::new(0) };
 }

@@ -42,7 +42,7 @@ use super::header::{
 use super::object::Object;
 use super::sync::{Mutex, MutexGuard, Ordering, global, lock, thread_local};
 use super::trace::{Mode, Tracer};
-use super::weak::{close_box, has_callbacks, run_callback, take_callbacks};
+use super::weak::{Callback, has_callbacks, run_callback, take_callbacks};
 
 /// The longest that a validation may take. 2^30 clones, each with its drop, take over 4 s on one
 /// thread at 4 ns a pair; half of that leaves a margin.
@@ -119,16 +119,20 @@ pub(super) fn run(effort: Effort) -> Option<Outcome> {
         match looked.garbage {
             Garbage::None => break,
             Garbage::ToTell(nodes) => tell(&nodes),
-            Garbage::ToKill(nodes) => {
-                outcome.objects += nodes.len() as u64;
+            Garbage::ToKill(found, late) => {
+                outcome.objects += found.len() as u64;
+                for (node, callback) in late {
+                    // SAFETY: a count of each node is held.
+                    run_callback(unsafe { node.as_ref() }, callback);
+                }
                 // SAFETY: a count of each is held, and goes into the handle.
-                let mut saved = nodes
+                let mut saved = found
                     .iter()
-                    .map(|node| unsafe { Object::from_counted(*node) });
+                    .map(|found| unsafe { Object::from_counted(found.node) });
                 if super::save_all(&mut saved) {
-                    unbuffer(&nodes);
+                    unbuffer(&found);
                 } else {
-                    kill(&nodes);
+                    kill(&found);
                 }
                 break;
             }
@@ -173,8 +177,17 @@ enum Garbage {
     None,
     /// With callbacks to run or finalizers; a count of each node is held.
     ToTell(Vec<NonNull<Header>>),
-    /// A count of each node is held, and `BUFFERED` is set on it.
-    ToKill(Vec<NonNull<Header>>),
+    /// A count of each node is held, and `BUFFERED` is set on it. And callbacks that were set while
+    /// the collection looked.
+    ToKill(Vec<Found>, Vec<(NonNull<Header>, Callback)>),
+}
+
+/// A node found to be garbage.
+struct Found {
+    node: NonNull<Header>,
+    /// Whether `BUFFERED` was set by this collection. If not, the node is on the stack or among
+    /// the postponed, which keep its header until a later collection takes it from there.
+    buffered_here: bool,
 }
 
 struct Looked {
@@ -338,21 +351,38 @@ impl Scan {
 
     fn snapshot(&mut self) {
         let mut live = Vec::new();
+        let mut too_many = Vec::new();
         for at in 0..self.table.len() {
             let word = self.header(at).word.load(Ordering::SeqCst);
             let entry = &mut self.table[at];
             entry.word = word;
             if entry.arriving > word & COUNT && word & (DROPPING | DEAD) == 0 {
-                let name = (self.header(at).vtable.type_name)();
-                note_panic(name, &"something that refers to it reports an edge twice");
+                too_many.push(at);
             }
-            let entry = &mut self.table[at];
             if entry.live || word & (DROPPING | DEAD) != 0 || entry.arriving != word & COUNT {
                 entry.live = true;
                 live.push(at);
             }
         }
+        if !too_many.is_empty() {
+            self.report_double_edges(&too_many);
+        }
         self.flood(live);
+    }
+
+    /// More edges than handles: an edge moved while it was looked at and was seen at both its
+    /// places, or, if nothing has moved, a type reports one twice.
+    fn report_double_edges(&mut self, targets: &[usize]) {
+        let unmoved = (0..self.table.len()).all(|at| {
+            let position = self.table[at].first_version;
+            self.read(at, |scan| Mode::Verify(scan, position))
+        });
+        if unmoved {
+            for at in targets {
+                let name = (self.header(*at).vtable.type_name)();
+                note_panic(name, &"something that refers to it reports an edge twice");
+            }
+        }
     }
 
     /// Makes live what live nodes reach.
@@ -413,7 +443,9 @@ impl Scan {
             has_callbacks(header)
                 || (header.vtable.finalize.is_some() && !header.has(marks::FINALIZED))
         });
-        let mut garbage = Vec::new();
+        let mut told = Vec::new();
+        let mut found = Vec::new();
+        let mut late = Vec::new();
         for entry in &self.table {
             // SAFETY: `TABLED` keeps the header.
             let header = unsafe { entry.node.as_ref() };
@@ -428,13 +460,20 @@ impl Scan {
                 continue;
             }
             header.word.fetch_add(ONE_CLONE, Ordering::AcqRel);
-            if !to_tell {
-                close_box(header);
-                // While its slots are emptied, drops of handles on it need not make it a
-                // candidate: it is looked at once more when it is let go.
-                header.word.fetch_or(BUFFERED, Ordering::AcqRel);
+            if to_tell {
+                told.push(entry.node);
+                continue;
             }
-            garbage.push(entry.node);
+            // Not to be run here, under the lock.
+            let callbacks = take_callbacks(header, true).into_iter();
+            late.extend(callbacks.map(|callback| (entry.node, callback)));
+            // While its slots are emptied, drops of handles on it need not make it a candidate: it
+            // is looked at once more when it is let go.
+            let before = header.word.fetch_or(BUFFERED, Ordering::AcqRel);
+            found.push(Found {
+                node: entry.node,
+                buffered_here: before & BUFFERED == 0,
+            });
         }
         for node in self.busy.drain(..) {
             // SAFETY: `TABLED` keeps the header.
@@ -447,10 +486,12 @@ impl Scan {
             // SAFETY: the table is given up, and this run was the one that set them.
             unsafe { clear_flags(entry.node, TABLED | CONDEMNED) };
         }
-        match (garbage.is_empty(), to_tell) {
-            (true, _) => Garbage::None,
-            (false, true) => Garbage::ToTell(garbage),
-            (false, false) => Garbage::ToKill(garbage),
+        if !told.is_empty() {
+            Garbage::ToTell(told)
+        } else if !found.is_empty() {
+            Garbage::ToKill(found, late)
+        } else {
+            Garbage::None
         }
     }
 }
@@ -486,30 +527,37 @@ fn tell(nodes: &[NonNull<Header>]) {
 }
 
 /// Nodes that are kept after all become candidates when their handles go.
-fn unbuffer(nodes: &[NonNull<Header>]) {
-    for node in nodes {
+fn unbuffer(nodes: &[Found]) {
+    for found in nodes.iter().filter(|found| found.buffered_here) {
         // SAFETY: `BUFFERED` was set by `end` without the node being on the stack; it is kept by a
         // handle.
-        unsafe { clear_flags(*node, BUFFERED) };
+        unsafe { clear_flags(found.node, BUFFERED) };
     }
 }
 
 /// Empties the slots of garbage, and lets it go.
-fn kill(nodes: &[NonNull<Header>]) {
-    for node in nodes {
+fn kill(nodes: &[Found]) {
+    for found in nodes {
         // SAFETY: a count of each is held.
-        let header = unsafe { node.as_ref() };
+        let header = unsafe { found.node.as_ref() };
         let mut tracer = Tracer::new(Mode::Sever);
         let trace = header.vtable.trace;
         // SAFETY: the value is alive, since a count is held.
-        let severed = catch_unwind(AssertUnwindSafe(|| unsafe { trace(*node, &mut tracer) }));
+        let severed = catch_unwind(AssertUnwindSafe(|| unsafe {
+            trace(found.node, &mut tracer);
+        }));
         if let Err(panic) = severed {
             note_panic((header.vtable.type_name)(), &*panic);
         }
     }
-    for node in nodes {
-        // SAFETY: the count that is held, and `BUFFERED` was set by `end`.
-        unsafe { let_go(*node) };
+    for found in nodes {
+        if found.buffered_here {
+            // SAFETY: the count that is held, and `BUFFERED` was set by `end`.
+            unsafe { let_go(found.node) };
+        } else {
+            // SAFETY: the count that is held.
+            unsafe { release(found.node) };
+        }
     }
 }
 

@@ -91,6 +91,9 @@ pub(super) struct Header {
     /// The device bytes found below this node when it was last a candidate: how many bits the
     /// number has, 0 if it was never looked at.
     pub(super) weight: AtomicU8,
+    /// A model fails if a header is not freed.
+    #[cfg(loom)]
+    pub(super) track: loom::alloc::Track<()>,
 }
 
 impl Header {
@@ -118,6 +121,11 @@ impl Header {
         // SAFETY: loom's atomics must be made, not found.
         unsafe {
             (&raw mut (*header).word).write(AtomicU64::new(0));
+        }
+        #[cfg(loom)]
+        // SAFETY: as above.
+        unsafe {
+            (&raw mut (*header).track).write(loom::alloc::Track::new(()));
         }
         // SAFETY: the word of a slot is always initialised.
         unsafe { &(*header).word }.store(1, Ordering::Release);

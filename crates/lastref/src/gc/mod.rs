@@ -73,7 +73,8 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use self::sync::{AtomicBool, AtomicU64, Mutex, Ordering, global, lock, thread_local};
+use self::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
+use self::sync::{Mutex, Ordering, global, lock, thread_local};
 use self::trigger::TRIGGER;
 
 pub use self::bytes::device_bytes_freed_by;
@@ -516,7 +517,7 @@ pub const DEBUG_STATS: u32 = 1;
 /// Keep what is found in [`garbage`] instead of freeing it.
 pub const DEBUG_SAVEALL: u32 = 32;
 
-static DEBUG: sync::AtomicU32 = sync::AtomicU32::new(0);
+static DEBUG: AtomicU32 = AtomicU32::new(0);
 
 /// Sets debugging flags: [`DEBUG_STATS`], [`DEBUG_SAVEALL`], or 0.
 pub fn set_debug(flags: u32) {

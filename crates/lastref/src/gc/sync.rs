@@ -29,10 +29,16 @@ mod imp {
     pub(crate) use std::sync::TryLockError;
 
     macro_rules! global {
-        ($(#[$attr:meta])* $vis:vis static $name:ident: $type:ty = $init:expr;) => {
+        ($(#[$attr:meta])* pub(super) static $name:ident: $type:ty = $init:expr;) => {
             loom::lazy_static! {
                 $(#[$attr])*
-                $vis static ref $name: $type = $init;
+                pub(super) static ref $name: $type = $init;
+            }
+        };
+        ($(#[$attr:meta])* static $name:ident: $type:ty = $init:expr;) => {
+            loom::lazy_static! {
+                $(#[$attr])*
+                static ref $name: $type = $init;
             }
         };
     }
@@ -40,6 +46,12 @@ mod imp {
 }
 
 pub(crate) use imp::*;
+
+/// Atomics that are loom's under no circumstances: switches, sums and settings, which take part in
+/// no protocol, and are statics.
+pub(crate) mod plain {
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+}
 
 /// Locks, also after a panic in another holder: nothing here is left half-changed by one.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
