@@ -57,6 +57,7 @@
 
 mod bytes;
 mod collect;
+mod explain;
 mod header;
 mod object;
 mod ptr;
@@ -79,6 +80,7 @@ use self::trigger::TRIGGER;
 
 pub use self::bytes::device_bytes_freed_by;
 pub(crate) use self::bytes::{added, removed, set_capacity};
+pub use self::explain::{Cycle, find_cycle};
 pub use self::object::Object;
 pub use self::ptr::Gc;
 pub use self::slot::{Slot, SlotGuard};
