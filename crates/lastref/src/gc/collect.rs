@@ -40,7 +40,7 @@ use super::header::{
     VERDICT, clear_flags, finish_drop, last_dropped, marks, note_panic, release, run_foreign,
 };
 use super::object::Object;
-use super::sync::{Mutex, MutexGuard, Ordering, global, lock, thread_local};
+use super::sync::{Condvar, Mutex, MutexGuard, Ordering, global, lock, thread_local, wait_timeout};
 use super::trace::{Mode, Tracer};
 use super::weak::{Callback, has_callbacks, run_callback, take_callbacks};
 
@@ -96,8 +96,8 @@ pub(super) fn left_to_this_collection(node: NonNull<Header>) -> bool {
 pub(super) struct Effort {
     /// Also the candidates that earlier runs have put back.
     pub(super) postponed: bool,
-    /// When to stop taking further candidates.
-    pub(super) until: Option<Instant>,
+    /// How long to take further candidates, the heaviest first.
+    pub(super) budget: Option<Duration>,
 }
 
 /// Runs a collection on this thread. `None` if this thread is inside one already.
@@ -139,6 +139,34 @@ pub(super) fn run(effort: Effort) -> Option<Outcome> {
         }
     }
     Some(outcome)
+}
+
+/// Collections that have found garbage and not freed all of it yet: what they found, no other will
+/// find.
+struct Killing {
+    num: Mutex<usize>,
+    changed: Condvar,
+}
+
+global! {
+    static KILLING: Killing = Killing { num: Mutex::new(0), changed: Condvar::new() };
+}
+
+struct Kill;
+
+impl Kill {
+    /// To be called before the collector's lock is free again.
+    fn begin() -> Self {
+        *lock(&KILLING.num) += 1;
+        Self
+    }
+}
+
+impl Drop for Kill {
+    fn drop(&mut self) {
+        *lock(&KILLING.num) -= 1;
+        KILLING.changed.notify_all();
+    }
 }
 
 struct Inside;
@@ -192,6 +220,7 @@ struct Found {
 
 struct Looked {
     garbage: Garbage,
+    _kill: Option<Kill>,
     left: Vec<NonNull<Header>>,
 }
 
@@ -208,6 +237,7 @@ fn look(effort: Effort, outcome: &mut Outcome) -> Looked {
     outcome.busy += scan.busy.len() as u64;
     let garbage = scan.end(void, &mut collector);
     Looked {
+        _kill: (!matches!(garbage, Garbage::None)).then(Kill::begin),
         garbage,
         left: scan.left,
     }
@@ -302,16 +332,17 @@ impl Scan {
         }
         // SAFETY: `BUFFERED` keeps the header.
         let header = |node: NonNull<Header>| unsafe { node.as_ref() };
-        if effort.until.is_some() {
+        if effort.budget.is_some() {
             // The heaviest first. What was never looked at comes before what held nothing.
             candidates.sort_by_key(|node| {
                 let weight = header(*node).weight.load(Ordering::Relaxed);
                 std::cmp::Reverse(if weight == 0 { 2 } else { weight })
             });
         }
+        // From here on: many candidates take long to sort, and some are to be looked at.
+        let until = effort.budget.map(|budget| Instant::now() + budget);
         for node in candidates {
-            if header(node).has(marks::FROZEN)
-                || effort.until.is_some_and(|until| Instant::now() >= until)
+            if header(node).has(marks::FROZEN) || until.is_some_and(|until| Instant::now() >= until)
             {
                 outcome.postponed += 1;
                 postponed.0.push(node);
@@ -601,6 +632,26 @@ pub(super) fn requeue_postponed() {
 /// How many candidates wait for a thorough run.
 pub(super) fn num_postponed() -> usize {
     lock(&COLLECTOR).0.len()
+}
+
+/// Whether there may be such candidates. Unlike [`num_postponed`], it does not wait.
+pub(super) fn may_have_postponed() -> bool {
+    COLLECTOR
+        .try_lock()
+        .map_or(true, |postponed| !postponed.0.is_empty())
+}
+
+/// Waits, no longer than `bound`, for collections on other threads to free what they have found.
+pub(super) fn wait_for_deaths(bound: Duration) {
+    let until = Instant::now() + bound;
+    let mut num = lock(&KILLING.num);
+    while *num > 0 {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        num = wait_timeout(&KILLING.changed, num, left);
+    }
 }
 
 /// Whether this thread is inside a collection.

@@ -192,6 +192,15 @@ impl Candidates {
 
 // ---- giving a handle back ----------------------------------------------------------------------
 
+/// To be called with the word before a clone. A count that overflows would free what is in use;
+/// there is no way on from there.
+#[inline]
+pub(super) fn check_count(before: u64) {
+    if before & COUNT > COUNT / 2 {
+        std::process::abort();
+    }
+}
+
 /// Gives one handle back.
 ///
 /// # Safety

@@ -311,7 +311,7 @@ pub fn get_byte_threshold(device: u32) -> u64 {
 /// Whether a run could free anything.
 fn has_work() -> bool {
     header::CANDIDATES.num.load(Ordering::Relaxed) > 0
-        || collect::num_postponed() > 0
+        || collect::may_have_postponed()
         || has_foreign()
 }
 

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::ptr::NonNull;
 
-use super::header::{CONDEMNED, COUNT, DEAD, DROPPING, Header, ONE_CLONE, marks, release};
+use super::header::{
+    CONDEMNED, COUNT, DEAD, DROPPING, Header, ONE_CLONE, check_count, marks, release,
+};
 use super::ptr::Gc;
 use super::slab;
 use super::sync::Ordering;
@@ -42,6 +44,7 @@ impl Object {
             if word & COUNT == 0 || word & (DROPPING | DEAD | CONDEMNED) != 0 {
                 return None;
             }
+            check_count(word);
             let more = word.wrapping_add(ONE_CLONE);
             match word_of.compare_exchange_weak(word, more, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(Self { node }),
@@ -115,7 +118,7 @@ impl<T: ?Sized> From<&Gc<T>> for Object {
 
 impl Clone for Object {
     fn clone(&self) -> Self {
-        self.header().word.fetch_add(ONE_CLONE, Ordering::Relaxed);
+        check_count(self.header().word.fetch_add(ONE_CLONE, Ordering::Relaxed));
         Self { node: self.node }
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::header::{COUNT, Header, ONE_CLONE, VTable, release};
+use super::header::{COUNT, Header, ONE_CLONE, VTable, check_count, release};
 use super::slab;
 use super::sync::{AtomicU64, Ordering};
 use super::trace::Trace;
@@ -247,11 +247,7 @@ macro_rules! gc_coerce {
 impl<T: ?Sized> Clone for Gc<T> {
     #[inline]
     fn clone(&self) -> Self {
-        let before = self.word().fetch_add(ONE_CLONE, Ordering::Relaxed);
-        if before & COUNT > COUNT / 2 {
-            // A count that overflows would free what is in use; there is no way on from here.
-            std::process::abort();
-        }
+        check_count(self.word().fetch_add(ONE_CLONE, Ordering::Relaxed));
         Self {
             node: self.node,
             owns: PhantomData,

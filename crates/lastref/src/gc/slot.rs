@@ -118,8 +118,13 @@ unsafe impl<T: Trace + Default> Trace for Slot<T> {
         let version = self.version.load(Ordering::Relaxed);
         match &mut tracer.mode {
             Mode::Scan(scan) => {
-                scan.add_version(version);
+                // A slot inside a slot changes only under the lock of both: one version tells.
+                let outermost = !std::mem::replace(&mut tracer.in_slot, true);
+                if outermost {
+                    scan.add_version(version);
+                }
                 guard.trace(tracer);
+                tracer.in_slot = !outermost;
             }
             Mode::Verify(scan, position) => {
                 if scan.version(*position) != Some(version) {

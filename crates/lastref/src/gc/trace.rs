@@ -57,6 +57,8 @@ pub struct Tracer<'a> {
     pub(super) mode: Mode<'a>,
     /// A slot was locked or poisoned, or had changed: the node counts as live.
     pub(super) busy: bool,
+    /// What is traced now is the content of a slot.
+    pub(super) in_slot: bool,
 }
 
 pub(super) enum Mode<'a> {
@@ -78,7 +80,11 @@ impl fmt::Debug for Tracer<'_> {
 
 impl<'a> Tracer<'a> {
     pub(super) fn new(mode: Mode<'a>) -> Self {
-        Self { mode, busy: false }
+        Self {
+            mode,
+            busy: false,
+            in_slot: false,
+        }
     }
 
     pub(super) fn edge(&mut self, target: NonNull<Header>) {

@@ -111,8 +111,10 @@ pub(super) fn candidate_pushed(num: usize) {
         TRIGGER.wake_at.store(usize::MAX, Ordering::Relaxed);
         wake(Reason::Count);
     } else if num == 1 && TRIGGER.enabled.load(Ordering::Relaxed) {
-        // The first one: the thread's clock starts.
-        TRIGGER.changed.notify_one();
+        // The first one: the thread's clock starts. Under the lock: the thread either sees the
+        // candidate before it sleeps, or is woken.
+        start(&mut lock(&TRIGGER.requests));
+        TRIGGER.changed.notify_all();
     }
 }
 
@@ -246,9 +248,11 @@ fn until_enough(bytes_needed: u64) -> u64 {
     for generation in if super::has_foreign() { 0..=2 } else { 2..=2 } {
         freed += super::run_with_foreign(generation, Reason::OutOfMemory).device_bytes_freed;
         if freed >= bytes_needed {
-            break;
+            return freed;
         }
     }
+    // What a manual collection has found, it frees.
+    collect::wait_for_deaths(super::wait_bound());
     freed
 }
 
@@ -270,6 +274,6 @@ pub(super) fn effort(generation: u32, reason: Reason) -> Effort {
     let automatic = matches!(reason, Reason::Count | Reason::Time);
     Effort {
         postponed: generation > 0,
-        until: (automatic && generation < 2).then(|| Instant::now() + BUDGET),
+        budget: (automatic && generation < 2).then_some(BUDGET),
     }
 }

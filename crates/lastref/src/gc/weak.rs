@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::header::{CONDEMNED, COUNT, DEAD, DROPPING, Header, ONE_CLONE};
+use super::header::{CONDEMNED, COUNT, DEAD, DROPPING, Header, ONE_CLONE, check_count};
 use super::ptr::{Gc, Node};
 use super::sync::{Mutex, Ordering, lock, yield_now};
 
@@ -169,6 +169,7 @@ impl<T> Weak<T> {
                 if word & COUNT == 0 || word & (DROPPING | DEAD) != 0 {
                     return None;
                 }
+                check_count(word);
                 let upgraded = header.word.compare_exchange_weak(
                     word,
                     word.wrapping_add(ONE_CLONE),
