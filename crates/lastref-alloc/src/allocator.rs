@@ -26,7 +26,9 @@ use crate::block::Block;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, StreamId};
 use crate::error::{AllocError, InvalidFraction, OutOfMemoryError};
 use crate::heap::{MIN_BLOCK_BYTES, NodeId};
-use crate::ladder::{ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungOutcome, RungReport};
+use crate::ladder::{
+    ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungOutcome, RungReport,
+};
 use crate::state::{Miss, POOLS, Request, State};
 use crate::stats::MemoryStats;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local};
@@ -463,6 +465,7 @@ impl<D: Device> Shared<D> {
             shared: self,
             request,
             rungs: Vec::new(),
+            freed_before: state.stats.allocated_bytes.all.freed,
         };
         drop(state);
         if let Some(found) = climb.cheap_rungs()? {
@@ -511,15 +514,23 @@ struct Climb<'a, D: Device> {
     shared: &'a Shared<D>,
     request: &'a Request,
     rungs: Vec<RungReport>,
+    /// All bytes that any thread had freed when it was last seen that the request does not fit.
+    freed_before: u64,
 }
+
+/// How often memory is collected for one allocation while other threads take what was found.
+const MAX_COLLECTIONS: u32 = 64;
 
 type Found = Option<(NodeId, DevicePtr)>;
 
 impl<D: Device> Climb<'_, D> {
-    fn attempt(&self, state: &mut State) -> Result<Found, AllocError> {
+    fn attempt(&mut self, state: &mut State) -> Result<Found, AllocError> {
         match state.attempt(&self.shared.device, self.request) {
             Ok(node) => Ok(Some((node, DevicePtr(state.heap.node(node).addr)))),
-            Err(Miss::Full) => Ok(None),
+            Err(Miss::Full) => {
+                self.freed_before = state.stats.allocated_bytes.all.freed;
+                Ok(None)
+            }
             Err(Miss::Device(error)) => Err(error.into()),
         }
     }
@@ -589,27 +600,49 @@ impl<D: Device> Climb<'_, D> {
                 self.skip(rung, "this thread is inside a reclaimer");
                 continue;
             }
-            let request = ReclaimRequest {
-                device: self.shared.device.properties().index,
-                bytes_needed: self.request.bytes,
-            };
-            let before = lock(&self.shared.state).stats.allocated_bytes.all.freed;
-            let started = Instant::now();
-            let guard = Reclaiming::enter();
-            let result = catch_unwind(AssertUnwindSafe(|| reclaimer.reclaim(&request)));
-            drop(guard);
-            let result = result.map_err(|panic| format!("it panicked: {}", panic_text(&*panic)));
-            let says = *result.as_ref().unwrap_or(&0);
-            self.report(rung, started, result);
-            // It may have freed more than it knows of, or another thread did.
-            let freed = lock(&self.shared.state).stats.allocated_bytes.all.freed != before;
-            if (says > 0 || freed)
-                && let Some(found) = self.retry_after_reclaim()?
-            {
-                return Ok(Some(found));
+            let num_rungs = self.rungs.len();
+            for round in 0..MAX_COLLECTIONS {
+                // The report is of the last round. Each asks for more, since others take of it.
+                self.rungs.truncate(num_rungs);
+                let bytes_needed = self.request.bytes.saturating_mul(1 << round.min(32));
+                let says = self.reclaim(&*reclaimer, &rung, bytes_needed);
+                let freed = self.freed_by_anyone();
+                if says == 0 && freed == 0 {
+                    break;
+                }
+                if let Some(found) = self.retry_after_reclaim()? {
+                    return Ok(Some(found));
+                }
+                // Enough was freed, but other threads took it. They leave garbage in their turn.
+                if reclaimer.level() != ReclaimLevel::Collect || freed < self.request.bytes {
+                    break;
+                }
             }
         }
         Ok(None)
+    }
+
+    /// Runs a reclaimer and returns how many bytes it says it gave.
+    fn reclaim(&mut self, reclaimer: &dyn Reclaimer, rung: &Rung, bytes_needed: u64) -> u64 {
+        let request = ReclaimRequest {
+            device: self.shared.device.properties().index,
+            bytes_needed,
+        };
+        let started = Instant::now();
+        let guard = Reclaiming::enter();
+        let result = catch_unwind(AssertUnwindSafe(|| reclaimer.reclaim(&request)));
+        drop(guard);
+        let result = result.map_err(|panic| format!("it panicked: {}", panic_text(&*panic)));
+        let says = *result.as_ref().unwrap_or(&0);
+        self.report(rung.clone(), started, result);
+        says
+    }
+
+    /// Bytes freed since it was last seen that the request does not fit: a reclaimer may have freed
+    /// more than it knows of, or another thread did.
+    fn freed_by_anyone(&self) -> u64 {
+        let freed = lock(&self.shared.state).stats.allocated_bytes.all.freed;
+        freed.wrapping_sub(self.freed_before)
     }
 
     fn retry_after_reclaim(&mut self) -> Result<Found, AllocError> {
@@ -658,6 +691,7 @@ impl<D: Device> Climb<'_, D> {
             shared,
             request,
             rungs,
+            ..
         } = self;
         let mut state = lock(&shared.state);
         let info = shared.device.memory_info()?;

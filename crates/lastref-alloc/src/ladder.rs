@@ -4,7 +4,8 @@
 //! 2. **Waiting** for the streams that still use freed memory, then a search, 1 and the allocation
 //!    again.
 //! 3. **Reclaimers**, by level: registered code that can make memory free. After each that gave
-//!    something, the free lists are searched again, and 1 and 2 repeated.
+//!    something, the free lists are searched again, and 1 and 2 repeated. A collector is called again
+//!    as long as enough was freed and other threads took it, at most 64 times.
 //!
 //! The ladder is the same for a full device and for a limit set by the user. A rung that cannot
 //! satisfy the request even at its best is skipped, and says so. The allocator's lock is held
@@ -34,7 +35,8 @@ pub enum ReclaimLevel {
 pub struct ReclaimRequest {
     /// The device that is full.
     pub device: DeviceIndex,
-    /// The size of the allocation that failed, in bytes. Giving less can still help.
+    /// The size of the allocation that failed, in bytes, and twice as much each time that other
+    /// threads took what was given. Giving less can still help.
     pub bytes_needed: u64,
 }
 

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "an error here is a failed test")]
 #![cfg(target_os = "linux")]
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use lastref_alloc::ladder::{Rung, RungOutcome};
@@ -333,6 +334,65 @@ fn a_reclaimer_may_allocate_and_is_not_called_for_that() {
         })));
         assert!(allocator.alloc(400 * MIB, S0).is_ok());
         assert!(allocator.alloc(400 * MIB, S0).is_ok());
+    }
+}
+
+/// A collector that finds memory, of which the first finds are taken by other threads at once.
+struct Contended {
+    allocator: CachingAllocator<SimDevice>,
+    held: Mutex<Vec<Block<SimDevice>>>,
+    runs: AtomicU32,
+    runs_in_vain: u32,
+}
+
+impl Reclaimer for Contended {
+    fn name(&self) -> &str {
+        "contended"
+    }
+
+    fn level(&self) -> ReclaimLevel {
+        ReclaimLevel::Collect
+    }
+
+    fn reclaim(&self, _: &ReclaimRequest) -> u64 {
+        let run = self.runs.fetch_add(1, Ordering::Relaxed);
+        self.held.lock().unwrap().clear();
+        if run < self.runs_in_vain {
+            let block = self.allocator.alloc(400 * MIB, S0).unwrap();
+            self.held.lock().unwrap().push(block);
+        }
+        0 // Another thread's run found it.
+    }
+}
+
+#[test]
+fn collecting_goes_on_while_other_threads_take_what_is_found() {
+    for (runs_in_vain, bytes, succeeds, runs) in [
+        (0, 400 * MIB, true, 1),
+        (5, 400 * MIB, true, 6),
+        (u32::MAX, 400 * MIB, false, 64),
+        (u32::MAX, 500 * MIB, false, 1), // less was freed than is needed
+    ] {
+        let allocator = allocators(512 * MIB).remove(0);
+        let contended = Arc::new(Contended {
+            allocator: allocator.clone(),
+            held: Mutex::new(vec![allocator.alloc(400 * MIB, S0).unwrap()]),
+            runs: AtomicU32::new(0),
+            runs_in_vain,
+        });
+        let id = allocator.add_reclaimer(contended.clone());
+        let result = allocator.alloc(bytes, S0);
+        assert_eq!(contended.runs.load(Ordering::Relaxed), runs);
+        assert_eq!(result.is_ok(), succeeds);
+        if !succeeds {
+            let error = out_of_memory(result);
+            let tried = error
+                .rungs
+                .iter()
+                .filter(|rung| matches!(rung.rung, Rung::Reclaimer(_)));
+            assert_eq!(tried.count(), 1, "the report is of the last round");
+        }
+        allocator.remove_reclaimer(id);
     }
 }
 

@@ -82,7 +82,7 @@ struct Requests {
     ended: u64,
     /// The process whose thread it is; a forked child has none.
     process: Option<u32>,
-    /// The most bytes that a thread which waits wants.
+    /// The bytes that the threads which wait want together.
     bytes_needed: u64,
     /// Bytes that the latest run freed.
     freed: u64,
@@ -149,7 +149,7 @@ pub(super) fn run_and_wait(bytes_needed: u64, bound: Duration) -> u64 {
     // A run that has begun may have looked before this thread's garbage was made.
     let awaited = requests.begun + 1;
     requests.wanted = Some(Reason::OutOfMemory);
-    requests.bytes_needed = requests.bytes_needed.max(bytes_needed);
+    requests.bytes_needed = requests.bytes_needed.saturating_add(bytes_needed);
     start(&mut requests);
     TRIGGER.changed.notify_all();
     while requests.ended < awaited {
