@@ -92,12 +92,14 @@ impl PythonGc {
         if is_automatic && !self.is_enabled.call0(py)?.is_truthy(py)? {
             return Ok(0);
         }
+        // Only the last of the three runs before an error waits for another one of Python's.
+        let waits = reason == Reason::OutOfMemory && generation == 2;
         let until = Instant::now() + PATIENCE;
         loop {
             let before = self.num_collections(py)?;
             let found: u64 = self.collect.call1(py, (generation,))?.extract(py)?;
             let has_run = found > 0 || self.num_collections(py)? > before;
-            if has_run || reason != Reason::OutOfMemory || Instant::now() >= until {
+            if has_run || !waits || Instant::now() >= until {
                 return Ok(found);
             }
             py.detach(|| std::thread::sleep(Duration::from_millis(1)));
