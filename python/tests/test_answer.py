@@ -1,6 +1,9 @@
 """docs/answer.md, sentence by sentence: when a CUDA variable gets a new value, is the memory it held
 freed? The tests have the names of those in crates/lastref/tests/answer.rs."""
 
+import gc
+import time
+
 import pytest
 
 import lastref
@@ -119,3 +122,84 @@ def test_given_back_by_itself_before_out_of_memory() -> None:
     with pytest.raises(lastref.OutOfMemoryError):
         make(2 * GIB)
     assert cuda.memory_allocated() == 7 * GIB
+
+
+class Node:
+    """Refers to itself, so that no count in it ever falls to zero."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.me = self
+        self.tensor = make(num_bytes)
+
+
+@pytest.mark.usefixtures("gc_disabled")
+def test_a_dead_cycle_stays_allocated_until_the_collector_runs() -> None:
+    Node(400 * MIB)
+    assert cuda.memory_allocated() == 400 * MIB, "nobody can reach it, and it stays"
+    cuda.empty_cache()
+    assert cuda.memory_allocated() == 400 * MIB
+    assert gc.collect() > 0
+    assert cuda.memory_allocated() == 0
+
+
+def test_it_runs_by_itself_at_no_predictable_moment() -> None:
+    # When bytes have grown: by an eighth of the device, where nothing else is set.
+    before = lastref.gc.stats()
+    until = time.monotonic() + 20
+    while lastref.gc.stats()["bytes"].device_bytes_freed == before["bytes"].device_bytes_freed:
+        assert time.monotonic() < until, "no automatic run freed anything"
+        Node(512 * MIB)
+        time.sleep(0.001)
+    # Before an allocation fails, also where automatic runs are switched off.
+    gc.disable()
+    try:
+        for _ in range(30):
+            Node(GIB)
+    finally:
+        gc.enable()
+    freed = lastref.gc.stats()["oom"].device_bytes_freed - before["oom"].device_bytes_freed
+    assert freed >= 22 * GIB
+    assert cuda.max_memory_allocated() <= 8 * GIB
+
+
+@pytest.mark.usefixtures("gc_disabled")
+def test_it_can_be_queried_configured_and_run_by_hand() -> None:
+    assert lastref.gc.isenabled()
+    lastref.gc.disable()
+    assert not lastref.gc.isenabled()
+    lastref.gc.enable()
+    assert lastref.gc.get_byte_threshold() == GIB, "an eighth of the GPU"
+    lastref.gc.set_byte_threshold(123)
+    assert lastref.gc.get_byte_threshold() == 123
+    lastref.gc.set_byte_threshold(None)
+
+    Node(30 * MIB)
+    before = lastref.gc.stats()["manual"]
+    assert lastref.gc.collect() > 0
+    after = lastref.gc.stats()["manual"]
+    assert after.runs == before.runs + 1
+    assert after.device_bytes_freed == before.device_bytes_freed + 30 * MIB
+
+    lastref.gc.set_before_out_of_memory(False)
+    try:
+        with pytest.raises(lastref.OutOfMemoryError):
+            for _ in range(9):
+                Node(GIB)
+    finally:
+        lastref.gc.set_before_out_of_memory(True)
+    assert make(MIB).is_cuda
+
+
+@pytest.mark.usefixtures("gc_disabled")
+def test_collect_and_empty_cache_leave_nothing() -> None:
+    for num_nodes, num_bytes in ((1, 400 * MIB), (2, 100 * MIB), (1000, MIB)):
+        nodes = [Node(num_bytes) for _ in range(num_nodes)]
+        for i, node in enumerate(nodes):
+            node.me = nodes[i - 1]
+        del nodes, node
+        assert cuda.memory_allocated() == num_nodes * num_bytes
+        gc.collect()
+        cuda.empty_cache()
+        assert cuda.memory_allocated() == cuda.memory_reserved() == 0
+        free, total = cuda.mem_get_info()
+        assert free == total
