@@ -12,8 +12,9 @@ use clap::Args;
 use lastref::alloc::replay::{ReplayOptions, replay};
 use lastref::alloc::sim::{SimDevice, SimOptions};
 use lastref::alloc::{Bytes, CachingAllocator};
+use lastref::gc::{self, Gc, Slot, Trace};
 use lastref::{DType, Device, Tensor, cuda, sim};
-use lastref_snapshot::trace::Trace;
+use lastref_snapshot::trace;
 
 use crate::Failure;
 use crate::replay::write_report;
@@ -92,6 +93,7 @@ pub(crate) fn run(_: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     reassignment(&mut screen)?;
     references(&mut screen)?;
     full_device(&mut screen)?;
+    cycles(&mut screen)?;
     real_program(&mut screen)?;
 
     screen.section("Five files to read")?;
@@ -269,11 +271,92 @@ fn full_device(screen: &mut Screen<impl Write>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What counting cannot free.
+fn cycles(screen: &mut Screen<impl Write>) -> Result<(), Failure> {
+    // As `step!`, for what is no tensor.
+    macro_rules! shown {
+        ($({ $($source:tt)* })+) => {
+            screen.source(&[$(stringify!($($source)*)),+])?;
+            $($($source)*)+
+        };
+    }
+    macro_rules! shown_type {
+        (#[$attribute:meta] $($item:tt)+) => {
+            screen.source(&[stringify!(#[$attribute]), stringify!($($item)+)])?;
+            #[$attribute] $($item)+
+        };
+    }
+    screen.section("Objects that refer to each other")?;
+    screen.note(
+        "It runs by itself, at no predictable moment: the collector of dead cycles, when the bytes \
+         in use have grown, when many objects may be in one, or after some seconds. Here it is to \
+         wait, so that each step can be seen. It can be queried, configured and run by hand.",
+    )?;
+    shown!({
+        gc::disable();
+    });
+    screen.prints(&format!("enabled: {}", gc::is_enabled()))?;
+    let gpu = (DType::U8, Device::Cuda(cuda::current_device()));
+    let eighth = eighth()?;
+    shown_type! {
+        #[derive(Trace)]
+        struct Trainer { weights: Tensor, myself: Slot<Option<Gc<Trainer>>> }
+    }
+    shown!(
+        { let weights = Tensor::empty_with([2 * eighth], gpu)?; }
+        { let trainer = Gc::new(Trainer { weights, myself: Slot::default() }); }
+        { trainer.myself.set(Some(trainer.clone())); }
+    );
+    let bytes = trainer.weights.storage().nbytes();
+    screen.after(
+        "An object that holds a tensor and refers to itself.",
+        &[("trainer.weights", &trainer.weights)],
+    )?;
+    shown!({
+        drop(trainer);
+    });
+    screen.after(
+        "A dead cycle stays allocated until the collector runs. Nothing can reach the object, and \
+         yet one reference to it remains: its own.",
+        &[],
+    )?;
+    shown!({
+        let report = gc::collect(2)?;
+    });
+    if report.device_bytes_freed != bytes {
+        return Err(Failure::No(anyhow::anyhow!(
+            "a dead cycle held {}, and the collector freed {}",
+            Bytes(bytes),
+            Bytes(report.device_bytes_freed)
+        )));
+    }
+    screen.after(
+        &format!(
+            "Dead objects found: {}. They held {}. It took {} µs. The memory is cached, as that of \
+             any other tensor.",
+            report.objects,
+            Bytes(report.device_bytes_freed),
+            report.microseconds
+        ),
+        &[],
+    )?;
+    step!(
+        screen,
+        [],
+        {
+            cuda::empty_cache()?;
+        },
+        "collect() and empty_cache() leave nothing."
+    );
+    gc::enable();
+    Ok(())
+}
+
 /// A recorded program on a device of its own.
 fn real_program(screen: &mut Screen<impl Write>) -> Result<(), Failure> {
     let failed = |error: anyhow::Error| Failure::No(error.context("replaying the built-in trace"));
     screen.section(&format!("A real program: {TRACE_IS}"))?;
-    let trace = Trace::read(TRACE).map_err(|error| failed(error.into()))?;
+    let trace = trace::Trace::read(TRACE).map_err(|error| failed(error.into()))?;
     screen.chart(&trace)?;
     let device = SimDevice::new(SimOptions::new(TRACE_CAPACITY)).map_err(lastref::Error::from)?;
     let options = ReplayOptions {
@@ -322,7 +405,7 @@ mod tests {
 
     #[test]
     fn the_built_in_trace_fits_the_device_it_is_replayed_on() {
-        let trace = Trace::read(TRACE).unwrap();
+        let trace = trace::Trace::read(TRACE).unwrap();
         assert!(trace.operations().len() > 1000);
         assert!(trace.peak_live_bytes() < TRACE_CAPACITY);
         assert_eq!(trace.live_blocks_at_end(), 0);

@@ -58,6 +58,12 @@ impl From<io::Error> for Failure {
     }
 }
 
+impl From<lastref::gc::InvalidGeneration> for Failure {
+    fn from(error: lastref::gc::InvalidGeneration) -> Self {
+        Self::No(error.into())
+    }
+}
+
 impl From<lastref::Error> for Failure {
     fn from(error: lastref::Error) -> Self {
         let setting = matches!(error, lastref::Error::InvalidSetting { .. });

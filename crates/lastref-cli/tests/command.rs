@@ -570,6 +570,26 @@ mod demo {
     }
 
     #[test]
+    fn a_dead_cycle_stays_until_the_collector_runs_and_then_nothing_is_left() {
+        let out = demo(None).out;
+        let dead = after(&out, "drop(trainer);");
+        assert!(dead.contains("allocated 2.00 GiB"), "{dead}");
+        assert!(!dead.contains("freed:"), "{dead}");
+        let collected = after(&out, "let report = gc::collect(2)?;");
+        assert!(
+            collected.contains("Dead objects found: 1. They held 2.00 GiB."),
+            "{collected}"
+        );
+        assert!(
+            collected.contains("freed: 2.00 GiB on cuda:0"),
+            "{collected}"
+        );
+        let (_, rest) = out.split_once("let report = gc::collect(2)?;").unwrap();
+        let emptied = after(rest, "cuda::empty_cache()?;");
+        assert!(emptied.contains("allocated 0 B  cached 0 B"), "{emptied}");
+    }
+
+    #[test]
     fn it_says_which_device_it_is_and_replays_a_real_program() {
         let done = demo(None);
         assert!(done.err.contains("simulated"), "{done:?}");

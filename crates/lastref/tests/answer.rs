@@ -5,6 +5,7 @@ mod common;
 
 use common::{GIB, KIB, MIB, allocated, bytes_on_gpu, in_use, reserved, simulated, turn};
 use lastref::alloc::sim::Call;
+use lastref::gc::{self, Gc, Slot, Trace};
 use lastref::{Device, Error, Tensor, cuda};
 
 #[test]
@@ -162,4 +163,86 @@ fn given_back_by_itself_before_out_of_memory() {
     drop((live, large));
     assert_eq!(allocated(), 0);
     bytes_on_gpu(MIB).unwrap();
+}
+
+#[derive(Trace)]
+struct Trainer {
+    weights: Tensor,
+    myself: Slot<Option<Gc<Trainer>>>,
+}
+
+/// An object that holds these bytes and refers to itself; its variable goes at once.
+fn dead_cycle(bytes: i64) -> lastref::Result<()> {
+    let trainer = Gc::new(Trainer {
+        weights: bytes_on_gpu(bytes)?,
+        myself: Slot::default(),
+    });
+    trainer.myself.set(Some(trainer.clone()));
+    assert!(trainer.weights.is_cuda());
+    Ok(())
+}
+
+#[test]
+fn a_dead_cycle_stays_allocated_until_the_collector_runs() {
+    let _turn = turn("8GiB");
+    gc::disable();
+    dead_cycle(40 * MIB).unwrap();
+    assert_eq!(allocated(), 40 << 20, "nobody can reach it");
+    gc::collect(2).unwrap();
+    assert_eq!(allocated(), 0);
+    gc::enable();
+}
+
+#[test]
+fn it_runs_by_itself_at_no_predictable_moment() {
+    let _turn = turn("8GiB");
+    gc::enable();
+    // Ten times what the device has, and nobody collects by hand.
+    for _ in 0..80 {
+        dead_cycle(GIB).unwrap();
+    }
+    gc::disable();
+    for _ in 0..80 {
+        dead_cycle(GIB).unwrap(); // Before an error it runs all the same.
+    }
+    assert!(cuda::max_memory_allocated(None).unwrap() <= 8 << 30);
+    gc::set_before_out_of_memory(false);
+    gc::collect(2).unwrap();
+    let made = (0..80).take_while(|_| dead_cycle(GIB).is_ok()).count();
+    assert_eq!(made, 8, "without it, dead cycles fill the device");
+    gc::set_before_out_of_memory(true);
+    gc::enable();
+    gc::collect(2).unwrap();
+}
+
+#[test]
+fn it_can_be_queried_configured_and_run_by_hand() {
+    let _turn = turn("8GiB");
+    gc::disable();
+    assert!(!gc::is_enabled());
+    gc::set_byte_threshold(0, Some(GIB as u64));
+    assert_eq!(gc::get_byte_threshold(0), GIB as u64);
+    gc::set_byte_threshold(0, None);
+    let before = gc::stats()[2];
+    dead_cycle(40 * MIB).unwrap();
+    let report = gc::collect(2).unwrap();
+    assert_eq!((report.objects, report.device_bytes_freed), (1, 40 << 20));
+    let after = gc::stats()[2];
+    assert_eq!(after.collected, before.collected + 1);
+    assert_eq!(
+        after.device_bytes_freed,
+        before.device_bytes_freed + (40 << 20)
+    );
+    gc::enable();
+}
+
+#[test]
+fn collect_and_empty_cache_leave_nothing() {
+    let _turn = turn("8GiB");
+    for _ in 0..3 {
+        dead_cycle(GIB).unwrap();
+    }
+    gc::collect(2).unwrap();
+    cuda::empty_cache().unwrap();
+    assert_eq!((allocated(), reserved(), in_use()), (0, 0, 0));
 }
