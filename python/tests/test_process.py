@@ -278,7 +278,7 @@ def test_examples_in_the_documentation() -> None:
     finder = doctest.DocTestFinder()
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     num_examples = 0
-    for module in (lastref, lastref.cuda, lastref.sim, lastref._size):
+    for module in (lastref, lastref.cuda, lastref.gc, lastref.sim, lastref._size):
         for test in finder.find(module, module.__name__):
             num_examples += len(test.examples)
             runner.run(test)
@@ -301,7 +301,7 @@ def test_examples_in_the_documentation() -> None:
 
 
 def test_everything_public_has_a_docstring() -> None:
-    for module in (lastref, lastref.cuda, lastref.sim):
+    for module in (lastref, lastref.cuda, lastref.gc, lastref.sim):
         assert module.__doc__
         for name in module.__all__:
             item = getattr(module, name)
