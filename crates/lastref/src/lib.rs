@@ -38,6 +38,8 @@ mod device;
 pub mod dlpack;
 mod dtype;
 mod error;
+#[cfg(feature = "holders")]
+mod holders;
 mod shape;
 mod storage;
 mod sync;

@@ -37,13 +37,40 @@ pub(crate) const HOST_ALIGN: usize = 64;
 /// Tensors and their views share one storage. When the last handle is dropped, on any thread, the
 /// memory is freed at once: device memory goes to the cache of its device, without a device call;
 /// host memory to the system; foreign memory to its owner.
-#[derive(Clone)]
-pub struct Storage(Arc<Inner>);
+pub struct Storage(Arc<Inner>, #[cfg(feature = "holders")] u64);
 
 struct Inner {
     device: Device,
     bytes: u64,
     memory: Memory,
+    #[cfg(feature = "holders")]
+    holders: crate::holders::Holders,
+}
+
+impl Inner {
+    fn new(device: Device, bytes: u64, memory: Memory) -> Arc<Self> {
+        Arc::new(Self {
+            device,
+            bytes,
+            memory,
+            #[cfg(feature = "holders")]
+            holders: crate::holders::Holders::default(),
+        })
+    }
+}
+
+impl Clone for Storage {
+    #[cfg_attr(feature = "holders", track_caller)]
+    fn clone(&self) -> Self {
+        Self::handle(Arc::clone(&self.0))
+    }
+}
+
+#[cfg(feature = "holders")]
+impl Drop for Storage {
+    fn drop(&mut self) {
+        self.0.holders.remove(self.1);
+    }
 }
 
 enum Memory {
@@ -64,18 +91,33 @@ impl Drop for Inner {
 pub(crate) struct WeakStorage(Weak<Inner>);
 
 impl Storage {
+    #[cfg_attr(feature = "holders", track_caller)]
+    fn handle(inner: Arc<Inner>) -> Self {
+        #[cfg(feature = "holders")]
+        let number = inner.holders.add();
+        Self(
+            inner,
+            #[cfg(feature = "holders")]
+            number,
+        )
+    }
+
+    /// Where the handles on this storage were made; see [`Tensor::holders`](crate::Tensor::holders).
+    #[cfg(feature = "holders")]
+    #[must_use]
+    pub fn holders(&self) -> Vec<&'static std::panic::Location<'static>> {
+        self.0.holders.places()
+    }
+
     /// Memory for `bytes` bytes. On the host it is zeroed; on a device it holds anything, and
     /// belongs to the current stream.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub(crate) fn new(call: &'static str, device: Device, bytes: u64) -> Result<Self> {
         let memory = match device {
             Device::Cpu => Memory::Host(HostMemory::new(bytes)?),
             Device::Cuda(index) => Memory::Cuda(cuda::alloc(call, index, bytes)?),
         };
-        Ok(Self(Arc::new(Inner {
-            device,
-            bytes,
-            memory,
-        })))
+        Ok(Self::handle(Inner::new(device, bytes, memory)))
     }
 
     /// Host memory that belongs to `owner`, which is dropped with the last handle.
@@ -84,21 +126,19 @@ impl Storage {
     ///
     /// `ptr` must be valid for reads and writes of `bytes` bytes until `owner` is dropped, and
     /// nobody else may access them while lastref does.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub(crate) unsafe fn foreign(
         ptr: NonNull<u8>,
         bytes: u64,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        Self(Arc::new(Inner {
-            device: Device::Cpu,
-            bytes,
-            memory: Memory::Host(HostMemory {
-                ptr,
-                len: length(bytes),
-                lock: RwLock::new(()),
-                owner: Owner::Foreign(owner),
-            }),
-        }))
+        let memory = Memory::Host(HostMemory {
+            ptr,
+            len: length(bytes),
+            lock: RwLock::new(()),
+            owner: Owner::Foreign(owner),
+        });
+        Self::handle(Inner::new(Device::Cpu, bytes, memory))
     }
 
     /// Where the memory is.
@@ -180,8 +220,9 @@ impl fmt::Debug for Storage {
 }
 
 impl WeakStorage {
+    #[cfg_attr(feature = "holders", track_caller)]
     pub(crate) fn upgrade(&self) -> Option<Storage> {
-        self.0.upgrade().map(Storage)
+        Some(Storage::handle(self.0.upgrade()?))
     }
 
     pub(crate) fn ref_count(&self) -> usize {

@@ -39,6 +39,7 @@ impl Tensor {
     /// # Errors
     ///
     /// [`Error::OutOfMemory`] or [`Error::HostOutOfMemory`]; the device's.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn copy(&self) -> Result<Self> {
         let to = self.empty_like("copy", self.device(), self.dtype)?;
         to.copy_(self)?;
@@ -50,6 +51,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As `copy`.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn contiguous(&self) -> Result<Self> {
         if self.is_contiguous() {
             Ok(self.clone())
@@ -141,6 +143,7 @@ impl Tensor {
     /// # Errors
     ///
     /// [`Error::NoSuchDevice`]; else as [`copy`](Self::copy).
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn to(
         &self,
         device: impl Into<Option<Device>>,
@@ -161,6 +164,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As `to`.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn to_device(&self, device: Device) -> Result<Self> {
         self.to(device, None)
     }
@@ -170,6 +174,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As `to`.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn to_dtype(&self, dtype: DType) -> Result<Self> {
         self.to(None, dtype)
     }
@@ -179,6 +184,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As `to`.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn cuda(&self) -> Result<Self> {
         self.to_device(Device::Cuda(cuda::current_device()))
     }
@@ -188,6 +194,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As `to`.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn cpu(&self) -> Result<Self> {
         self.to_device(Device::Cpu)
     }
@@ -207,6 +214,7 @@ impl Tensor {
         Ok(bytes)
     }
 
+    #[cfg_attr(feature = "holders", track_caller)]
     fn empty_like(&self, call: &'static str, device: Device, dtype: DType) -> Result<Self> {
         create::new(call, &Shape::from(self.shape()), dtype, device)
     }
@@ -352,6 +360,7 @@ impl Tensor {
     }
 
     /// This device tensor on the host, for an operation that the device cannot do.
+    #[cfg_attr(feature = "holders", track_caller)]
     fn staged(&self) -> Result<Self> {
         cuda::count_staged(self.nbytes());
         self.cpu()

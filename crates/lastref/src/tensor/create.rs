@@ -61,6 +61,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all of these.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn empty(shape: impl Into<Shape>) -> Result<Self> {
         Self::empty_with(shape, TensorOptions::default())
     }
@@ -70,6 +71,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all of these.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn empty_with(shape: impl Into<Shape>, options: impl Into<TensorOptions>) -> Result<Self> {
         let options = options.into();
         new(
@@ -85,6 +87,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all of these.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn zeros(shape: impl Into<Shape>) -> Result<Self> {
         Self::zeros_with(shape, TensorOptions::default())
     }
@@ -94,6 +97,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all of these.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn zeros_with(shape: impl Into<Shape>, options: impl Into<TensorOptions>) -> Result<Self> {
         let options = options.into();
         let tensor = new(
@@ -113,6 +117,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all of these.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn ones(shape: impl Into<Shape>) -> Result<Self> {
         Self::ones_with(shape, TensorOptions::default())
     }
@@ -122,6 +127,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all of these.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn ones_with(shape: impl Into<Shape>, options: impl Into<TensorOptions>) -> Result<Self> {
         let options = options.into();
         filled(
@@ -145,6 +151,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all of these.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn full(shape: impl Into<Shape>, value: impl Into<Scalar>) -> Result<Self> {
         Self::full_with(shape, value, TensorOptions::default())
     }
@@ -154,6 +161,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all of these.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn full_with(
         shape: impl Into<Shape>,
         value: impl Into<Scalar>,
@@ -183,6 +191,7 @@ impl Tensor {
     ///
     /// [`Error::InvalidArgument`] for a step of zero, one that leads away from `end`, or a value
     /// that is not finite; else as all of these.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn arange(
         start: impl Into<Scalar>,
         end: impl Into<Scalar>,
@@ -196,6 +205,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As `arange`.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn arange_with(
         start: impl Into<Scalar>,
         end: impl Into<Scalar>,
@@ -262,6 +272,7 @@ impl Tensor {
     /// # Errors
     ///
     /// [`Error::InvalidShape`] if the shape has another number of elements; else as all of these.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn from_slice<T: Element>(data: &[T], shape: impl Into<Shape>) -> Result<Self> {
         Self::from_slice_with(data, shape, TensorOptions::default())
     }
@@ -271,6 +282,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As `from_slice`.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn from_slice_with<T: Element>(
         data: &[T],
         shape: impl Into<Shape>,
@@ -305,6 +317,7 @@ impl Tensor {
     /// # Errors
     ///
     /// [`Error::InvalidShape`] if the shape has another number of bytes; else as all of these.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn from_bytes(bytes: &[u8], dtype: DType, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         let layout = Layout::contiguous("from_bytes", shape.as_slice(), dtype.size())?;
@@ -328,6 +341,7 @@ impl Tensor {
 }
 
 /// A contiguous tensor that nobody has written to.
+#[cfg_attr(feature = "holders", track_caller)]
 pub(crate) fn new(
     call: &'static str,
     shape: &Shape,
@@ -340,6 +354,7 @@ pub(crate) fn new(
     Ok(Tensor::from_parts(storage, layout, dtype))
 }
 
+#[cfg_attr(feature = "holders", track_caller)]
 fn filled(
     call: &'static str,
     shape: &Shape,

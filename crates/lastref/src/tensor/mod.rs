@@ -37,11 +37,17 @@ pub use create::TensorOptions;
 /// assert_eq!(a.to_vec::<f32>()?, [9.0, 2.0, 9.0, 4.0]);
 /// # Ok::<(), lastref::Error>(())
 /// ```
-#[derive(Clone)]
 pub struct Tensor {
     storage: Storage,
     layout: Layout,
     dtype: DType,
+}
+
+impl Clone for Tensor {
+    #[cfg_attr(feature = "holders", track_caller)]
+    fn clone(&self) -> Self {
+        self.with_layout(self.layout.clone())
+    }
 }
 
 impl Tensor {
@@ -58,6 +64,7 @@ impl Tensor {
     }
 
     /// Another layout on the same storage.
+    #[cfg_attr(feature = "holders", track_caller)]
     fn with_layout(&self, layout: Layout) -> Self {
         Self::from_parts(self.storage.clone(), layout, self.dtype)
     }
@@ -162,6 +169,30 @@ impl Tensor {
     #[must_use]
     pub fn ref_count(&self) -> usize {
         self.storage.ref_count()
+    }
+
+    /// Where the handles on its storage were made, the oldest first: this tensor, its clones, views
+    /// and exports. Needs the feature `holders`.
+    ///
+    /// For a handle made by `clone()`, a view, a copy or a constructor it is the line that called
+    /// that. A clone made by other code, as that of a `Vec` of tensors or a derived `Clone`, is known by
+    /// the line in there. Handles of imported DLPack tensors and of Python are known by lastref's own.
+    ///
+    /// ```
+    /// use lastref::Tensor;
+    ///
+    /// let tensor = Tensor::empty([4, 5])?;
+    /// let forgotten = tensor.clone();
+    /// let places = tensor.holders();
+    /// assert_eq!(places.len(), 2);
+    /// assert_eq!(places[1].line(), places[0].line() + 1);
+    /// # drop(forgotten);
+    /// # Ok::<(), lastref::Error>(())
+    /// ```
+    #[cfg(feature = "holders")]
+    #[must_use]
+    pub fn holders(&self) -> Vec<&'static std::panic::Location<'static>> {
+        self.storage.holders()
     }
 
     /// A handle that does not keep the memory.
@@ -278,6 +309,7 @@ pub struct WeakTensor {
 impl WeakTensor {
     /// The tensor, if some handle still keeps its memory.
     #[must_use]
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn upgrade(&self) -> Option<Tensor> {
         let storage = self.storage.upgrade()?;
         Some(Tensor::from_parts(storage, self.layout.clone(), self.dtype))

@@ -15,6 +15,7 @@ impl Tensor {
     ///
     /// [`Error::InvalidShape`] if the numbers of elements differ, or strides cannot express it;
     /// [`reshape`](Self::reshape) copies then.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn view(&self, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         match self.layout.view("view", shape.as_slice())? {
@@ -38,6 +39,7 @@ impl Tensor {
     ///
     /// [`Error::InvalidShape`] if the numbers of elements differ; without memory, as
     /// [`empty`](Self::empty).
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         match self.layout.view("reshape", shape.as_slice())? {
@@ -51,6 +53,7 @@ impl Tensor {
     /// # Errors
     ///
     /// [`Error::InvalidShape`] if `dims` does not name each dimension once.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn permute(&self, dims: impl Into<Shape>) -> Result<Self> {
         Ok(self.with_layout(self.layout.permute(dims.into().as_slice())?))
     }
@@ -60,6 +63,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all views.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn transpose(&self, first: i64, second: i64) -> Result<Self> {
         Ok(self.with_layout(self.layout.transpose(first, second)?))
     }
@@ -69,6 +73,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all views.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn narrow(&self, dim: i64, start: i64, len: i64) -> Result<Self> {
         Ok(self.with_layout(self.layout.narrow(dim, start, len)?))
     }
@@ -78,6 +83,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all views.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn select(&self, dim: i64, index: i64) -> Result<Self> {
         Ok(self.with_layout(self.layout.select(dim, index)?))
     }
@@ -96,6 +102,7 @@ impl Tensor {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] for a step that is not positive.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn slice(
         &self,
         dim: i64,
@@ -111,6 +118,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all views.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn squeeze(&self, dim: impl Into<Option<i64>>) -> Result<Self> {
         Ok(self.with_layout(self.layout.squeeze(dim.into())?))
     }
@@ -120,6 +128,7 @@ impl Tensor {
     /// # Errors
     ///
     /// As all views.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn unsqueeze(&self, dim: i64) -> Result<Self> {
         Ok(self.with_layout(self.layout.unsqueeze(dim)?))
     }
@@ -130,6 +139,7 @@ impl Tensor {
     /// # Errors
     ///
     /// [`Error::InvalidShape`] if another size would have to change.
+    #[cfg_attr(feature = "holders", track_caller)]
     pub fn expand(&self, shape: impl Into<Shape>) -> Result<Self> {
         Ok(self.with_layout(self.layout.expand("expand", shape.into().as_slice())?))
     }
