@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use lastref::gc::{self, Finalize, Gc, Slot, Trace, Tracer, Weak};
 use lastref::{Tensor, cuda};
 
-use common::{MIB, allocated, bytes_on_gpu};
+use common::{GIB, MIB, allocated, bytes_on_gpu};
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -896,9 +896,9 @@ fn dead_bytes(bytes: i64) -> lastref::Result<()> {
 #[test]
 fn case_14_freed_is_not_yet_reusable() {
     let _turn = turn();
-    let _device = common::turn("1GiB");
+    let _device = common::turn("8GiB");
     let stream = cuda::Stream::new().unwrap();
-    let tensor = bytes_on_gpu(700 * MIB).unwrap();
+    let tensor = bytes_on_gpu(5 * GIB).unwrap();
     common::hold(&stream);
     tensor.record_stream(&stream).unwrap();
     let made = Gc::new(Holds {
@@ -908,7 +908,7 @@ fn case_14_freed_is_not_yet_reusable() {
     made.me.set(Some(made.clone()));
     drop(made);
     // The collection frees it, and the stream still uses it: it is waited for.
-    let next = bytes_on_gpu(700 * MIB).unwrap();
+    let next = bytes_on_gpu(5 * GIB).unwrap();
     drop(next);
     assert_eq!(allocated(), 0);
 }
@@ -918,11 +918,7 @@ fn tests_all() -> bool {
 }
 
 fn depth() -> usize {
-    if tests_all() {
-        10_000_000
-    } else {
-        1_000_000
-    }
+    if tests_all() { 10_000_000 } else { 1_000_000 }
 }
 
 fn on_small_stack(work: impl FnOnce() + Send + 'static) {

@@ -279,3 +279,126 @@ fn a_callback_comes_late() {
         assert_eq!(called.load(Ordering::Relaxed), 1);
     });
 }
+
+#[test]
+fn a_pair_is_let_go_of_beside_two_collections() {
+    model(2, 20, |alive| {
+        let (a, b) = (node(alive), node(alive));
+        a.edge.set(Some(b.clone()));
+        b.edge.set(Some(a.clone()));
+        drop(a);
+        let thread = thread::spawn(move || {
+            drop(b);
+            gc::collect(2).unwrap();
+        });
+        gc::collect(2).unwrap();
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn an_upgrade_meets_the_last_drop() {
+    model(3, 8, |alive| {
+        let a = node(alive);
+        let weak = Gc::downgrade(&a);
+        let thread = thread::spawn(move || {
+            let found = weak.upgrade();
+            drop(found);
+            weak.upgrade().is_some()
+        });
+        drop(a);
+        thread.join().unwrap();
+        assert_eq!(
+            alive.load(Ordering::Relaxed),
+            0,
+            "dead with its last handle"
+        );
+    });
+}
+
+/// A node with a finalizer, which reads the value.
+struct Final {
+    node: Node,
+}
+
+// SAFETY: the node's slots are reported once.
+unsafe impl Trace for Final {
+    fn trace(&self, tracer: &mut Tracer<'_>) {
+        self.node.trace(tracer);
+    }
+
+    fn has_finalizer() -> bool {
+        true
+    }
+
+    fn finalize(&self) {
+        // SAFETY: nobody writes to it but the destructor.
+        self.node
+            .value
+            .with(|value| assert!(unsafe { *value }, "finalized after its death"));
+    }
+}
+
+#[test]
+fn a_node_is_finalized_beside_a_collection() {
+    model(3, 20, |alive| {
+        alive.fetch_add(1, Ordering::Relaxed);
+        let a = Gc::new(Final {
+            node: Node {
+                edge: Slot::new(None),
+                peer: Slot::new(None),
+                alive: Arc::clone(alive),
+                value: UnsafeCell::new(true),
+            },
+        });
+        drop(a.clone());
+        let thread = thread::spawn(move || drop(a));
+        gc::collect(2).unwrap();
+        thread.join().unwrap();
+        assert_eq!(
+            alive.load(Ordering::Relaxed),
+            0,
+            "dead with its last handle"
+        );
+    });
+}
+
+#[test]
+fn an_edge_and_the_last_handle_go_while_their_node_is_a_candidate() {
+    model(3, 20, |alive| {
+        let a = ring(alive);
+        a.peer.set(Some(a.clone()));
+        drop(a.clone());
+        let thread = thread::spawn(move || {
+            // Neither makes it a candidate: it is one already. If the collection has counted the
+            // edge by then, it must look again.
+            a.peer.set(None);
+            drop(a);
+        });
+        gc::collect(2).unwrap();
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn an_edge_that_was_traced_goes_beside_a_collection() {
+    model(3, 20, |alive| {
+        let (owner, kept) = (ring(alive), ring(alive));
+        owner.peer.set(Some(kept.clone()));
+        drop(kept); // A candidate before it loses its last handle from outside, below.
+        drop(owner.clone());
+        let thread = thread::spawn(move || {
+            owner.peer.set(None);
+            owner
+        });
+        gc::collect(2).unwrap();
+        let owner = thread.join().unwrap();
+        gc::collect(2).unwrap();
+        assert_eq!(
+            alive.load(Ordering::Relaxed),
+            1,
+            "garbage that nobody looks at again"
+        );
+        assert_intact(&owner);
+    });
+}

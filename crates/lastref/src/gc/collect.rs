@@ -22,8 +22,9 @@
 //! reach it. To reach it later, one must have been able to reach it at *t*, or have upgraded a weak
 //! handle; an upgrade changes the word before its check, or meets `CONDEMNED` and waits.
 //!
-//! The version in a word could lie only if a node was cloned exactly 2^30 times, or a multiple, in
-//! between; a validation that takes longer than [`MAX_WINDOW`] is therefore void.
+//! The version in a word could lie only if a node was cloned exactly 2^30 times, or a multiple,
+//! between two looks at it; a validation in which two passes over the words lie further apart than
+//! [`MAX_WINDOW`] is therefore void.
 //!
 //! # Locks
 //!
@@ -31,6 +32,7 @@
 //! callbacks run with no lock of ours held, and may do anything, collect and allocate included.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -40,13 +42,17 @@ use super::header::{
     VERDICT, clear_flags, finish_drop, last_dropped, marks, note_panic, release, run_foreign,
 };
 use super::object::Object;
-use super::sync::{Condvar, Mutex, MutexGuard, Ordering, global, lock, thread_local, wait_timeout};
+use super::sync::{
+    AtomicU64, Condvar, Mutex, MutexGuard, Ordering, global, lock, thread_local, wait_timeout,
+};
 use super::trace::{Mode, Tracer};
 use super::weak::{Callback, has_callbacks, run_callback, take_callbacks};
 
-/// The longest that a validation may take. 2^30 clones, each with its drop, take over 4 s on one
-/// thread at 4 ns a pair; half of that leaves a margin.
+/// The longest that may pass between two looks at a word. 2^30 clones, each with its drop, take over
+/// 4 s on one thread at 4 ns a pair; half of that leaves a margin.
 const MAX_WINDOW: Duration = Duration::from_secs(2);
+/// After so long, all words are looked at once more: millions of slots take seconds to compare.
+const NEXT_PASS: Duration = Duration::from_millis(200);
 /// Finalizers may make new garbage with finalizers: so often is looked again in one run.
 const MAX_ROUNDS: usize = 10;
 
@@ -184,8 +190,8 @@ struct Entry {
     word: u64,
     /// Edges found that arrive here.
     arriving: u64,
-    /// Where this node's edges, and its slots' versions, begin.
-    first_edge: usize,
+    /// Where this node's edges are, and where its slots' versions begin.
+    edges: Range<usize>,
     first_version: usize,
     live: bool,
 }
@@ -229,17 +235,40 @@ fn look(effort: Effort, outcome: &mut Outcome) -> Looked {
     let mut collector = lock(&COLLECTOR);
     let mut scan = Scan::default();
     scan.trace_candidates(effort, &mut collector, outcome);
-    let started = Instant::now();
+    let mut window = Window::open();
     scan.snapshot();
-    scan.validate();
-    let void = started.elapsed() > MAX_WINDOW;
+    scan.validate(&mut window);
     outcome.traced += scan.table.len() as u64;
     outcome.busy += scan.busy.len() as u64;
-    let garbage = scan.end(void, &mut collector);
+    let garbage = scan.end(window.void, &mut collector);
     Looked {
         _kill: (!matches!(garbage, Garbage::None)).then(Kill::begin),
         garbage,
         left: scan.left,
+    }
+}
+
+/// The time since words were last looked at.
+struct Window {
+    /// When the latest pass over all words began.
+    pass: Instant,
+    /// Two passes were too far apart to conclude anything.
+    void: bool,
+}
+
+impl Window {
+    /// To be called before the snapshot, the first pass.
+    fn open() -> Self {
+        Self {
+            pass: Instant::now(),
+            void: false,
+        }
+    }
+
+    /// A pass that began then has ended.
+    fn passed(&mut self, began: Instant) {
+        self.void |= self.pass.elapsed() > MAX_WINDOW;
+        self.pass = began;
     }
 }
 
@@ -256,7 +285,7 @@ impl Scan {
                 node,
                 word: 0,
                 arriving: 0,
-                first_edge: 0,
+                edges: 0..0,
                 first_version: 0,
                 live: false,
             });
@@ -339,43 +368,57 @@ impl Scan {
                 std::cmp::Reverse(if weight == 0 { 2 } else { weight })
             });
         }
-        // From here on: many candidates take long to sort, and some are to be looked at.
-        let until = effort.budget.map(|budget| Instant::now() + budget);
         for node in candidates {
-            if header(node).has(marks::FROZEN) || until.is_some_and(|until| Instant::now() >= until)
-            {
+            if header(node).word.load(Ordering::Acquire) & (DROPPING | DEAD) != 0 {
+                // It died by its count, also if it was frozen.
+                // SAFETY: the candidate was taken off the stack by this run. Not used afterwards.
+                unsafe { clear_flags(node, BUFFERED) };
+            } else if header(node).has(marks::FROZEN) {
                 outcome.postponed += 1;
                 postponed.0.push(node);
+            } else {
+                self.add(node);
+                // Before anything is traced: a drop from here on makes it a candidate again. One
+                // that did not would go unseen if the edge it took away was traced before.
+                // SAFETY: the candidate was taken off the stack by this run, and is in the table.
+                unsafe { clear_flags(node, BUFFERED) };
+            }
+        }
+        // From here on: many candidates take long to sort, and some are to be looked at.
+        let until = effort.budget.map(|budget| Instant::now() + budget);
+        let num_candidates = self.table.len();
+        let mut next = num_candidates;
+        for candidate in 0..num_candidates {
+            let header = self.header(candidate);
+            if until.is_some_and(|until| Instant::now() >= until) {
+                self.table[candidate].live = true;
+                outcome.postponed += 1;
+                if header.word.fetch_or(BUFFERED, Ordering::AcqRel) & BUFFERED == 0 {
+                    postponed.0.push(self.table[candidate].node);
+                }
                 continue;
             }
-            let from = self.table.len();
             let bytes = self.bytes;
-            if header(node).word.load(Ordering::Acquire) & (DROPPING | DEAD) == 0 {
-                self.add(node);
+            self.trace(candidate);
+            // And what it reaches, but for other candidates, whose turn comes.
+            while next < self.table.len() {
+                self.trace(next);
+                next += 1;
             }
-            let weight = &header(node).weight;
-            if self.table.len() > from {
-                self.trace_from(from);
-                // 1 bit for nothing: 0 means that nobody looked.
-                let bits = 64 - (self.bytes - bytes).leading_zeros() + 1;
-                weight.store(u8::try_from(bits).unwrap_or(u8::MAX), Ordering::Relaxed);
-            }
-            // SAFETY: the candidate was taken off the stack by this run. Not used afterwards,
-            // unless it is in the table.
-            unsafe { clear_flags(node, BUFFERED) };
+            // 1 bit for nothing: 0 means that nobody looked.
+            let bits = 64 - (self.bytes - bytes).leading_zeros() + 1;
+            let bits = u8::try_from(bits).unwrap_or(u8::MAX);
+            header.weight.store(bits, Ordering::Relaxed);
         }
     }
 
-    fn trace_from(&mut self, from: usize) {
-        let mut at = from;
-        while at < self.table.len() {
-            self.table[at].first_edge = self.edges.len();
-            self.table[at].first_version = self.versions.len();
-            if !self.read(at, |scan| Mode::Scan(scan)) {
-                self.table[at].live = true;
-            }
-            at += 1;
+    fn trace(&mut self, at: usize) {
+        self.table[at].first_version = self.versions.len();
+        let first_edge = self.edges.len();
+        if !self.read(at, |scan| Mode::Scan(scan)) {
+            self.table[at].live = true;
         }
+        self.table[at].edges = first_edge..self.edges.len();
     }
 
     // ---- 2: snapshot -----------------------------------------------------------------------------
@@ -419,7 +462,7 @@ impl Scan {
     /// Makes live what live nodes reach.
     fn flood(&mut self, mut work: Vec<usize>) {
         while let Some(at) = work.pop() {
-            for edge in self.edges_of(at) {
+            for edge in self.table[at].edges.clone() {
                 let to = self.edges[edge] as usize;
                 if !self.table[to].live {
                     self.table[to].live = true;
@@ -429,19 +472,14 @@ impl Scan {
         }
     }
 
-    fn edges_of(&self, at: usize) -> std::ops::Range<usize> {
-        let end = self
-            .table
-            .get(at + 1)
-            .map_or(self.edges.len(), |next| next.first_edge);
-        self.table[at].first_edge..end
-    }
-
     // ---- 3: validate -----------------------------------------------------------------------------
 
-    fn validate(&mut self) {
+    fn validate(&mut self, window: &mut Window) {
         let mut live = Vec::new();
         for at in 0..self.table.len() {
+            if at % 1024 == 0 && window.pass.elapsed() > NEXT_PASS {
+                self.compare_words(window, |word| word.load(Ordering::SeqCst));
+            }
             let position = self.table[at].first_version;
             if !self.table[at].live && !self.read(at, |scan| Mode::Verify(scan, position)) {
                 self.table[at].live = true;
@@ -449,18 +487,25 @@ impl Scan {
             }
         }
         self.flood(live);
+        self.compare_words(window, |word| word.fetch_or(CONDEMNED, Ordering::AcqRel));
+    }
+
+    /// Makes live what was cloned or dropped since the snapshot.
+    fn compare_words(&mut self, window: &mut Window, look: impl Fn(&AtomicU64) -> u64) {
+        let began = Instant::now();
         let mut live = Vec::new();
         for at in 0..self.table.len() {
             if self.table[at].live {
                 continue;
             }
-            let word = self.header(at).word.fetch_or(CONDEMNED, Ordering::AcqRel);
+            let word = look(&self.header(at).word);
             if word & VERDICT != self.table[at].word & VERDICT {
                 self.table[at].live = true;
                 live.push(at);
             }
         }
         self.flood(live);
+        window.passed(began);
     }
 
     // ---- the end of looking ----------------------------------------------------------------------

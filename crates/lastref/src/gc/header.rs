@@ -30,6 +30,8 @@
 //!    And in one step with the check that it still is one: else a collection could take it off the
 //!    stack in between, find it held by the handle that is about to go, and nobody would look at
 //!    it again.
+//!    And a collection clears `BUFFERED` of all that it takes before it traces anything: a drop that
+//!    finds it set comes before every trace of that collection.
 //! 5. Only a collection holding the collector's lock sets or clears `TABLED`, `SCAN` and
 //!    `CONDEMNED`, and reads `index`.
 
