@@ -142,7 +142,7 @@ def test_a_dead_cycle_stays_allocated_until_the_collector_runs() -> None:
     assert cuda.memory_allocated() == 0
 
 
-def test_it_runs_by_itself_at_no_predictable_moment() -> None:
+def test_the_collector_runs_by_itself() -> None:
     # When bytes have grown: by an eighth of the device, where nothing else is set.
     before = lastref.gc.stats()
     until = time.monotonic() + 20
@@ -163,7 +163,7 @@ def test_it_runs_by_itself_at_no_predictable_moment() -> None:
 
 
 @pytest.mark.usefixtures("gc_disabled")
-def test_it_can_be_queried_configured_and_run_by_hand() -> None:
+def test_the_collector_can_be_queried_configured_and_run_by_hand() -> None:
     assert lastref.gc.isenabled()
     lastref.gc.disable()
     assert not lastref.gc.isenabled()
@@ -191,7 +191,7 @@ def test_it_can_be_queried_configured_and_run_by_hand() -> None:
 
 
 @pytest.mark.usefixtures("gc_disabled")
-def test_collect_and_empty_cache_leave_nothing() -> None:
+def test_collect_then_empty_cache_leaves_nothing() -> None:
     for num_nodes, num_bytes in ((1, 400 * MIB), (2, 100 * MIB), (1000, MIB)):
         nodes = [Node(num_bytes) for _ in range(num_nodes)]
         for i, node in enumerate(nodes):

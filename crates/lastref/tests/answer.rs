@@ -3,9 +3,13 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
 use common::{GIB, KIB, MIB, allocated, bytes_on_gpu, in_use, reserved, simulated, turn};
 use lastref::alloc::sim::Call;
-use lastref::gc::{self, Gc, Slot, Trace};
+use lastref::gc::{self, Gc, Phase, Reason, Slot, Trace};
 use lastref::{Device, Error, Tensor, cuda};
 
 #[test]
@@ -194,9 +198,24 @@ fn a_dead_cycle_stays_allocated_until_the_collector_runs() {
 }
 
 #[test]
-fn it_runs_by_itself_at_no_predictable_moment() {
+fn the_collector_runs_by_itself() {
     let _turn = turn("8GiB");
     gc::enable();
+    // When bytes have grown: by an eighth of the device, where nothing else is set.
+    let freed = Arc::new(AtomicU64::new(0));
+    let seen = freed.clone();
+    let id = gc::add_callback(move |phase, report| {
+        if phase == Phase::Stop && report.reason == Reason::Bytes {
+            seen.fetch_add(report.device_bytes_freed, Ordering::SeqCst);
+        }
+    });
+    let until = Instant::now() + Duration::from_secs(20);
+    while freed.load(Ordering::SeqCst) == 0 {
+        assert!(Instant::now() < until, "no automatic run freed anything");
+        dead_cycle(512 * MIB).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(gc::remove_callback(id));
     // Ten times what the device has, and nobody collects by hand.
     for _ in 0..80 {
         dead_cycle(GIB).unwrap();
@@ -216,7 +235,7 @@ fn it_runs_by_itself_at_no_predictable_moment() {
 }
 
 #[test]
-fn it_can_be_queried_configured_and_run_by_hand() {
+fn the_collector_can_be_queried_configured_and_run_by_hand() {
     let _turn = turn("8GiB");
     gc::disable();
     assert!(!gc::is_enabled());
@@ -237,7 +256,7 @@ fn it_can_be_queried_configured_and_run_by_hand() {
 }
 
 #[test]
-fn collect_and_empty_cache_leave_nothing() {
+fn collect_then_empty_cache_leaves_nothing() {
     let _turn = turn("8GiB");
     for _ in 0..3 {
         dead_cycle(GIB).unwrap();

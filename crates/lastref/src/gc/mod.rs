@@ -206,6 +206,10 @@ fn run(
         }
         collect::run(trigger::effort(generation, reason))
     });
+    if reason == Reason::Manual && generation > 0 {
+        // What another run has found, this one could not.
+        collect::wait_for_deaths(wait_bound());
+    }
     let outcome = outcome.unwrap_or_default();
     report.objects = outcome.objects + foreign_objects;
     report.traced = outcome.traced;
