@@ -35,7 +35,8 @@ use crate::error::{Failure, Outcome};
 /// How long a run before an out-of-memory error waits for a collection of Python's own that is in
 /// progress on another thread: `gc.collect` does nothing meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long the exit of the interpreter, and a fork, wait for a run in progress.
+/// How long `lastref.gc.collect`, a fork and the exit of the interpreter wait for runs in progress on
+/// other threads.
 const IDLE_BOUND: Duration = Duration::from_secs(5);
 
 /// Runs `make` and keeps the interpreter lock, unless the device is full: then it lets go of it and
@@ -368,6 +369,8 @@ fn call_back(py: Python<'_>, phase: Phase, report: &CollectionReport) -> PyResul
 
 #[pyfunction]
 pub(crate) fn gc_collect(py: Python<'_>, generation: i64) -> Outcome<u64> {
+    // While another thread collects, Python's function does nothing.
+    GATE.change_and_wait(py, |_| ());
     let run = |generation| py.detach(|| gc::collect_with_foreign(generation)).ok();
     let report = u32::try_from(generation).ok().and_then(run);
     report.map(|report| report.objects).ok_or_else(|| {

@@ -239,6 +239,22 @@ fill()
 make(GIB)
 thread.join()
 """,
+    "collecting by hand while the collector's thread is at it": """
+gc.enable()
+lastref.gc.set_byte_threshold(1)
+inside = threading.Event()
+class Slow(Node):
+    def __del__(self):
+        inside.set()
+        time.sleep(0.2)
+Slow(MIB)
+while not inside.is_set():
+    make(MIB)
+    time.sleep(0.001)
+lastref.gc.collect()
+cuda.empty_cache()
+assert cuda.memory_reserved() == 0
+""",
     "an allocation inside a collection of its own thread": """
 class Allocates(Node):
     def __del__(self):
