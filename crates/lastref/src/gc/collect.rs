@@ -5,9 +5,9 @@
 //!    its value stays; a slot that somebody holds makes its node live.
 //! 2. **Snapshot** the words. A node with more handles than edges is held from outside: live, with
 //!    all it reaches.
-//! 3. **Validate** what is left: its slots must have the versions that were traced, and then its
-//!    words, one by one, the count and version of the snapshot, upon which `CONDEMNED` is set.
-//!    Whatever changed is live, with all it reaches.
+//! 3. **Validate** what is left, node by node: its word must have the count and version of the
+//!    snapshot, and `CONDEMNED` is set in the same step; its slots must have the versions that were
+//!    traced. Whatever changed is live, with all it reaches.
 //! 4. What is left is **garbage**. If it has weak handles with callbacks or finalizers, they run, on
 //!    intact objects, and everything is looked at again. If not, its slots are emptied, and counting
 //!    does the rest.
@@ -32,7 +32,6 @@
 //! callbacks run with no lock of ours held, and may do anything, collect and allocate included.
 
 use std::cell::{Cell, RefCell};
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -42,9 +41,7 @@ use super::header::{
     VERDICT, clear_flags, finish_drop, last_dropped, marks, note_panic, release, run_foreign,
 };
 use super::object::Object;
-use super::sync::{
-    AtomicU64, Condvar, Mutex, MutexGuard, Ordering, global, lock, thread_local, wait_timeout,
-};
+use super::sync::{Condvar, Mutex, MutexGuard, Ordering, global, lock, thread_local, wait_timeout};
 use super::trace::{Mode, Tracer};
 use super::weak::{Callback, has_callbacks, run_callback, take_callbacks};
 
@@ -189,11 +186,18 @@ struct Entry {
     /// The word at the snapshot.
     word: u64,
     /// Edges found that arrive here.
-    arriving: u64,
+    arriving: u32,
     /// Where this node's edges are, and where its slots' versions begin.
-    edges: Range<usize>,
-    first_version: usize,
+    edges: (u32, u32),
+    first_version: u32,
     live: bool,
+    /// Garbage that has callbacks, or a finalizer that did not run.
+    tells: bool,
+}
+
+/// A position in a list of a run: four bytes, since lists of millions are read again and again.
+fn position(len: usize) -> u32 {
+    u32::try_from(len).expect("under 2^32 nodes, edges and slots in one run")
 }
 
 /// What a collection has traced.
@@ -238,6 +242,7 @@ fn look(effort: Effort, outcome: &mut Outcome) -> Looked {
     let mut window = Window::open();
     scan.snapshot();
     scan.validate(&mut window);
+    LEFT.with(|left| scan.left.append(&mut left.borrow_mut()));
     outcome.traced += scan.table.len() as u64;
     outcome.busy += scan.busy.len() as u64;
     let garbage = scan.end(window.void, &mut collector);
@@ -279,18 +284,27 @@ impl Scan {
         let header = unsafe { node.as_ref() };
         if header.word.load(Ordering::Relaxed) & TABLED == 0 {
             header.word.fetch_or(TABLED, Ordering::AcqRel);
-            let index = u32::try_from(self.table.len()).expect("under 2^32 nodes in one run");
-            header.index.store(index, Ordering::Relaxed);
-            self.table.push(Entry {
-                node,
-                word: 0,
-                arriving: 0,
-                edges: 0..0,
-                first_version: 0,
-                live: false,
-            });
+            self.push(node);
         }
         header.index.load(Ordering::Relaxed)
+    }
+
+    /// Adds a node that is not in the table. `TABLED` is set on it.
+    fn push(&mut self, node: NonNull<Header>) {
+        // SAFETY: `TABLED` keeps the header.
+        let header = unsafe { node.as_ref() };
+        header
+            .index
+            .store(position(self.table.len()), Ordering::Relaxed);
+        self.table.push(Entry {
+            node,
+            word: 0,
+            arriving: 0,
+            edges: (0, 0),
+            first_version: 0,
+            live: false,
+            tells: false,
+        });
     }
 
     pub(super) fn add_edge(&mut self, target: NonNull<Header>) {
@@ -320,10 +334,23 @@ impl Scan {
     /// Reads the value of an entry under `SCAN`. False if nothing can be concluded: the value is
     /// gone or going, a slot was held or had changed, or the trace panicked.
     fn read(&mut self, at: usize, mode: impl FnOnce(&mut Self) -> Mode<'_>) -> bool {
+        self.read_if(at, 0, |_| true, mode)
+    }
+
+    /// The same if the word is one that `is_expected`; false if not. Other `flags` are set in the
+    /// same step as `SCAN`, and stay.
+    fn read_if(
+        &mut self,
+        at: usize,
+        flags: u64,
+        is_expected: impl FnOnce(u64) -> bool,
+        mode: impl FnOnce(&mut Self) -> Mode<'_>,
+    ) -> bool {
         let node = self.table[at].node;
         let header = self.header(at);
-        let before = header.word.fetch_or(SCAN, Ordering::AcqRel);
-        let mut readable = before & COUNT != 0 && before & (DROPPING | DEAD) == 0;
+        let before = header.word.fetch_or(SCAN | flags, Ordering::AcqRel);
+        let is_alive = before & COUNT != 0 && before & (DROPPING | DEAD) == 0;
+        let mut readable = is_alive && is_expected(before);
         let mut busy = false;
         if readable {
             READING.with(|reading| reading.set(Some(node)));
@@ -340,7 +367,6 @@ impl Scan {
             }
         }
         header.word.fetch_and(!SCAN, Ordering::AcqRel);
-        LEFT.with(|left| self.left.append(&mut left.borrow_mut()));
         if busy {
             self.busy.push(node);
         }
@@ -355,33 +381,26 @@ impl Scan {
         postponed: &mut MutexGuard<'_, Postponed>,
         outcome: &mut Outcome,
     ) {
-        let mut candidates = CANDIDATES.take();
+        let mut earlier = Vec::new();
         if effort.postponed {
-            candidates.append(&mut postponed.0);
+            earlier.append(&mut postponed.0);
         }
-        // SAFETY: `BUFFERED` keeps the header.
-        let header = |node: NonNull<Header>| unsafe { node.as_ref() };
         if effort.budget.is_some() {
+            let mut candidates = CANDIDATES.take();
+            candidates.append(&mut earlier);
             // The heaviest first. What was never looked at comes before what held nothing.
             candidates.sort_by_key(|node| {
-                let weight = header(*node).weight.load(Ordering::Relaxed);
+                // SAFETY: `BUFFERED` keeps the header.
+                let weight = unsafe { node.as_ref() }.weight.load(Ordering::Relaxed);
                 std::cmp::Reverse(if weight == 0 { 2 } else { weight })
             });
-        }
-        for node in candidates {
-            if header(node).word.load(Ordering::Acquire) & (DROPPING | DEAD) != 0 {
-                // It died by its count, also if it was frozen.
-                // SAFETY: the candidate was taken off the stack by this run. Not used afterwards.
-                unsafe { clear_flags(node, BUFFERED) };
-            } else if header(node).has(marks::FROZEN) {
-                outcome.postponed += 1;
-                postponed.0.push(node);
-            } else {
-                self.add(node);
-                // Before anything is traced: a drop from here on makes it a candidate again. One
-                // that did not would go unseen if the edge it took away was traced before.
-                // SAFETY: the candidate was taken off the stack by this run, and is in the table.
-                unsafe { clear_flags(node, BUFFERED) };
+            for node in candidates {
+                self.add_candidate(node, postponed, outcome);
+            }
+        } else {
+            CANDIDATES.take_each(|node| self.add_candidate(node, postponed, outcome));
+            for node in earlier {
+                self.add_candidate(node, postponed, outcome);
             }
         }
         // From here on: many candidates take long to sort, and some are to be looked at.
@@ -412,13 +431,38 @@ impl Scan {
         }
     }
 
+    /// Adds a candidate that was taken off its list.
+    fn add_candidate(
+        &mut self,
+        node: NonNull<Header>,
+        postponed: &mut MutexGuard<'_, Postponed>,
+        outcome: &mut Outcome,
+    ) {
+        // SAFETY: `BUFFERED` keeps the header.
+        let header = unsafe { node.as_ref() };
+        if header.word.load(Ordering::Acquire) & (DROPPING | DEAD) != 0 {
+            // It died by its count, also if it was frozen.
+            // SAFETY: the candidate was taken off its list by this run. Not used afterwards.
+            unsafe { clear_flags(node, BUFFERED) };
+        } else if header.has(marks::FROZEN) {
+            outcome.postponed += 1;
+            postponed.0.push(node);
+        } else {
+            // Before anything is traced: a drop from here on makes it a candidate again. One that
+            // did not would go unseen if the edge it took away was traced before. A candidate was on
+            // one list once, so it is not in the table, and the one flag is set and the other clear.
+            header.word.fetch_xor(TABLED | BUFFERED, Ordering::AcqRel);
+            self.push(node);
+        }
+    }
+
     fn trace(&mut self, at: usize) {
-        self.table[at].first_version = self.versions.len();
-        let first_edge = self.edges.len();
+        self.table[at].first_version = position(self.versions.len());
+        let first_edge = position(self.edges.len());
         if !self.read(at, |scan| Mode::Scan(scan)) {
             self.table[at].live = true;
         }
-        self.table[at].edges = first_edge..self.edges.len();
+        self.table[at].edges = (first_edge, position(self.edges.len()));
     }
 
     // ---- 2: snapshot -----------------------------------------------------------------------------
@@ -430,10 +474,13 @@ impl Scan {
             let word = self.header(at).word.load(Ordering::SeqCst);
             let entry = &mut self.table[at];
             entry.word = word;
-            if entry.arriving > word & COUNT && word & (DROPPING | DEAD) == 0 {
+            if u64::from(entry.arriving) > word & COUNT && word & (DROPPING | DEAD) == 0 {
                 too_many.push(at);
             }
-            if entry.live || word & (DROPPING | DEAD) != 0 || entry.arriving != word & COUNT {
+            if entry.live
+                || word & (DROPPING | DEAD) != 0
+                || u64::from(entry.arriving) != word & COUNT
+            {
                 entry.live = true;
                 live.push(at);
             }
@@ -448,7 +495,7 @@ impl Scan {
     /// places, or, if nothing has moved, a type reports one twice.
     fn report_double_edges(&mut self, targets: &[usize]) {
         let unmoved = (0..self.table.len()).all(|at| {
-            let position = self.table[at].first_version;
+            let position = self.table[at].first_version as usize;
             self.read(at, |scan| Mode::Verify(scan, position))
         });
         if unmoved {
@@ -462,8 +509,9 @@ impl Scan {
     /// Makes live what live nodes reach.
     fn flood(&mut self, mut work: Vec<usize>) {
         while let Some(at) = work.pop() {
-            for edge in self.table[at].edges.clone() {
-                let to = self.edges[edge] as usize;
+            let (first, end) = self.table[at].edges;
+            for edge in first..end {
+                let to = self.edges[edge as usize] as usize;
                 if !self.table[to].live {
                     self.table[to].live = true;
                     work.push(to);
@@ -478,27 +526,39 @@ impl Scan {
         let mut live = Vec::new();
         for at in 0..self.table.len() {
             if at % 1024 == 0 && window.pass.elapsed() > NEXT_PASS {
-                self.compare_words(window, |word| word.load(Ordering::SeqCst));
+                self.compare_words(window);
             }
-            let position = self.table[at].first_version;
-            if !self.table[at].live && !self.read(at, |scan| Mode::Verify(scan, position)) {
+            let entry = &self.table[at];
+            if entry.live {
+                continue;
+            }
+            let (word, position) = (entry.word, entry.first_version as usize);
+            let is_unchanged = |now: u64| (now ^ word) & VERDICT == 0;
+            let is_verified = self.read_if(at, CONDEMNED, is_unchanged, |scan| {
+                Mode::Verify(scan, position)
+            });
+            if is_verified {
+                let header = self.header(at);
+                self.table[at].tells = has_callbacks(header)
+                    || (header.vtable.finalize.is_some() && !header.has(marks::FINALIZED));
+            } else {
                 self.table[at].live = true;
                 live.push(at);
             }
         }
         self.flood(live);
-        self.compare_words(window, |word| word.fetch_or(CONDEMNED, Ordering::AcqRel));
+        window.passed(Instant::now());
     }
 
     /// Makes live what was cloned or dropped since the snapshot.
-    fn compare_words(&mut self, window: &mut Window, look: impl Fn(&AtomicU64) -> u64) {
+    fn compare_words(&mut self, window: &mut Window) {
         let began = Instant::now();
         let mut live = Vec::new();
         for at in 0..self.table.len() {
             if self.table[at].live {
                 continue;
             }
-            let word = look(&self.header(at).word);
+            let word = self.header(at).word.load(Ordering::SeqCst);
             if word & VERDICT != self.table[at].word & VERDICT {
                 self.table[at].live = true;
                 live.push(at);
@@ -512,45 +572,7 @@ impl Scan {
 
     /// Sorts out the table: live nodes are let go, garbage is held and handed on.
     fn end(&mut self, void: bool, postponed: &mut MutexGuard<'_, Postponed>) -> Garbage {
-        let is_garbage = |entry: &&Entry| !entry.live && !void;
-        let to_tell = self.table.iter().filter(is_garbage).any(|entry| {
-            // SAFETY: `TABLED` keeps the header.
-            let header = unsafe { entry.node.as_ref() };
-            has_callbacks(header)
-                || (header.vtable.finalize.is_some() && !header.has(marks::FINALIZED))
-        });
-        let mut told = Vec::new();
-        let mut found = Vec::new();
-        let mut late = Vec::new();
-        for entry in &self.table {
-            // SAFETY: `TABLED` keeps the header.
-            let header = unsafe { entry.node.as_ref() };
-            if entry.live {
-                continue;
-            }
-            if void {
-                // Nothing was concluded: a later run looks again.
-                if header.word.fetch_or(BUFFERED, Ordering::AcqRel) & BUFFERED == 0 {
-                    postponed.0.push(entry.node);
-                }
-                continue;
-            }
-            header.word.fetch_add(ONE_CLONE, Ordering::AcqRel);
-            if to_tell {
-                told.push(entry.node);
-                continue;
-            }
-            // Not to be run here, under the lock.
-            let callbacks = take_callbacks(header, true).into_iter();
-            late.extend(callbacks.map(|callback| (entry.node, callback)));
-            // While its slots are emptied, drops of handles on it need not make it a candidate: it
-            // is looked at once more when it is let go.
-            let before = header.word.fetch_or(BUFFERED, Ordering::AcqRel);
-            found.push(Found {
-                node: entry.node,
-                buffered_here: before & BUFFERED == 0,
-            });
-        }
+        let to_tell = !void && self.table.iter().any(|entry| !entry.live && entry.tells);
         for node in self.busy.drain(..) {
             // SAFETY: `TABLED` keeps the header.
             let header = unsafe { node.as_ref() };
@@ -558,9 +580,42 @@ impl Scan {
                 CANDIDATES.push(node);
             }
         }
+        let mut told = Vec::new();
+        let mut found = Vec::new();
+        let mut late = Vec::new();
         for entry in self.table.drain(..) {
-            // SAFETY: the table is given up, and this run was the one that set them.
-            unsafe { clear_flags(entry.node, TABLED | CONDEMNED) };
+            // SAFETY: `TABLED` keeps the header.
+            let header = unsafe { entry.node.as_ref() };
+            if void && !entry.live {
+                // Nothing was concluded: a later run looks again.
+                if header.word.fetch_or(BUFFERED, Ordering::AcqRel) & BUFFERED == 0 {
+                    postponed.0.push(entry.node);
+                }
+            }
+            if void || entry.live {
+                // SAFETY: the entry is given up, and this run was the one that set them.
+                unsafe { clear_flags(entry.node, TABLED | CONDEMNED) };
+                continue;
+            }
+            // Nobody can reach the node, and weak handles on it wait or find nothing: so nobody else
+            // changes the word, and it takes no atomic step to change it.
+            let word = header.word.load(Ordering::Acquire);
+            let held = word.wrapping_add(ONE_CLONE) & !(TABLED | CONDEMNED);
+            if to_tell {
+                told.push(entry.node);
+                header.word.store(held, Ordering::Release);
+                continue;
+            }
+            // Not to be run here, under the lock.
+            let callbacks = take_callbacks(header, true).into_iter();
+            late.extend(callbacks.map(|callback| (entry.node, callback)));
+            // While its slots are emptied, drops of handles on it need not make it a candidate: it
+            // is looked at once more when it is let go.
+            header.word.store(held | BUFFERED, Ordering::Release);
+            found.push(Found {
+                node: entry.node,
+                buffered_here: word & BUFFERED == 0,
+            });
         }
         if !told.is_empty() {
             Garbage::ToTell(told)

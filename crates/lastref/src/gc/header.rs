@@ -181,14 +181,21 @@ impl Candidates {
     /// Takes all candidates. `BUFFERED` stays set on them.
     pub(super) fn take(&self) -> Vec<NonNull<Header>> {
         let mut taken = Vec::new();
+        self.take_each(|node| taken.push(node));
+        taken
+    }
+
+    /// Takes all candidates, and calls `f` with each in turn, upon which `BUFFERED` is its.
+    pub(super) fn take_each(&self, mut f: impl FnMut(NonNull<Header>)) {
+        let mut num = 0;
         let mut next = self.head.swap(std::ptr::null_mut(), Ordering::Acquire);
         while let Some(node) = NonNull::new(next) {
-            taken.push(node);
-            // SAFETY: `BUFFERED` keeps the header (invariant 3).
+            // SAFETY: `BUFFERED` keeps the header (invariant 3) until `f` has it.
             next = unsafe { node.as_ref() }.next.load(Ordering::Relaxed);
+            num += 1;
+            f(node);
         }
-        self.num.fetch_sub(taken.len(), Ordering::Relaxed);
-        taken
+        self.num.fetch_sub(num, Ordering::Relaxed);
     }
 }
 
