@@ -172,20 +172,25 @@ fn expect_lines(said: &str, expected: &[&str]) -> Result<()> {
 fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
     docs(workspace, steps)?;
     steps.step("feature combinations", || feature_combinations(workspace))?;
-    steps.step("loom: every interleaving of the protocols", || {
+    for (package, models) in [("lastref-alloc", "loom"), ("lastref", "gc_loom")] {
+        let name = format!("loom: every interleaving of the protocols of {package}");
+        steps.step(&name, || {
+            cargo(workspace)
+                .args(["test", "--release", "--package", package, "--test", models])
+                // The flag is for every crate: built beside the rest, each run would rebuild the
+                // other.
+                .args(["--target-dir"])
+                .args([workspace.target.join("loom")])
+                .env("RUSTFLAGS", "--cfg loom")
+                .run()
+        })?;
+    }
+    steps.step("the collector's long tests", || {
         cargo(workspace)
-            .args([
-                "test",
-                "--package",
-                "lastref-alloc",
-                "--test",
-                "loom",
-                "--release",
-            ])
-            // The flag is for every crate: built beside the rest, each run would rebuild the other.
-            .args(["--target-dir"])
-            .args([workspace.target.join("loom")])
-            .env("RUSTFLAGS", "--cfg loom")
+            .args(["test", "--package", "lastref"])
+            .args(["--test", "gc_hard_cases", "--test", "gc_memory_threads"])
+            // Ten million nodes instead of one, 20 runs instead of one.
+            .env("LASTREF_TEST_ALL", "1")
             .run()
     })?;
     steps.step("the demonstration, as the README runs it", || {
