@@ -1079,6 +1079,34 @@ fn first_automatic_run(push: impl FnOnce()) -> gc::CollectionReport {
     report
 }
 
+/// Nodes over a kilobyte do not lie in chunks.
+#[test]
+fn large_nodes_are_found_and_freed() {
+    #[derive(Trace)]
+    struct Large {
+        itself: Slot<Option<Gc<Large>>>,
+        bytes: [u64; 250],
+    }
+    let _turn = turn();
+    let large: Vec<_> = (0..30_000)
+        .map(|number| {
+            let made = Gc::new(Large {
+                itself: Slot::default(),
+                bytes: [number; 250],
+            });
+            made.itself.set(Some(made.clone()));
+            made
+        })
+        .collect();
+    assert_eq!(gc::objects().len(), 30_000);
+    let sum: u64 = large.iter().map(|large| large.bytes[249]).sum();
+    assert_eq!(sum, 30_000 * 29_999 / 2);
+    drop(large);
+    assert_eq!(collect(), 30_000);
+    collect();
+    assert_eq!(gc::objects(), []);
+}
+
 #[test]
 fn a_lonely_candidate_is_looked_at_within_seconds() {
     let _turn = turn();

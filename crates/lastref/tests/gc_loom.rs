@@ -282,7 +282,8 @@ fn a_callback_comes_late() {
 
 #[test]
 fn a_pair_is_let_go_of_beside_two_collections() {
-    model(2, 20, |alive| {
+    // The third switch: the other collection has the node in its table when this one lets it go.
+    model(3, 20, |alive| {
         let (a, b) = (node(alive), node(alive));
         a.edge.set(Some(b.clone()));
         b.edge.set(Some(a.clone()));

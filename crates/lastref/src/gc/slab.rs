@@ -32,6 +32,7 @@ pub(super) use imp::{alloc, for_each, free};
 mod imp {
     use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error};
     use std::cell::{Cell, UnsafeCell};
+    use std::collections::BTreeMap;
 
     use super::super::sync::{AtomicPtr, Mutex, Ordering, lock, thread_local};
     use super::{Header, Layout, NonNull};
@@ -76,9 +77,9 @@ mod imp {
     /// Heaps that no thread has at the moment.
     static IDLE_HEAPS: Mutex<Vec<&'static Heap>> = Mutex::new(Vec::new());
     /// Nodes too large, or too aligned, for a slot: address and layout.
-    static LARGE: Mutex<Large> = Mutex::new(Large(Vec::new()));
+    static LARGE: Mutex<Large> = Mutex::new(Large(BTreeMap::new()));
 
-    struct Large(Vec<(NonNull<Header>, Layout)>);
+    struct Large(BTreeMap<NonNull<Header>, Layout>);
     // SAFETY: addresses of nodes, looked at under the lock, where they are alive.
     unsafe impl Send for Large {}
 
@@ -177,7 +178,7 @@ mod imp {
             let Some(node) = NonNull::new(memory.cast::<Header>()) else {
                 handle_alloc_error(layout)
             };
-            lock(&LARGE).0.push((node, layout));
+            lock(&LARGE).0.insert(node, layout);
             return node;
         };
         // SAFETY: this thread has the heap.
@@ -197,11 +198,7 @@ mod imp {
     /// It came from [`alloc`] with this layout, its value is gone, and nobody uses it any more.
     pub(in super::super) unsafe fn free(node: NonNull<Header>, layout: Layout) {
         let Some(class) = class_of(layout) else {
-            let mut large = lock(&LARGE);
-            if let Some(at) = large.0.iter().position(|(other, _)| *other == node) {
-                large.0.swap_remove(at);
-            }
-            drop(large);
+            lock(&LARGE).0.remove(&node);
             // SAFETY: it was allocated with this layout, and cannot be found any more.
             unsafe { dealloc(node.as_ptr().cast(), layout) };
             return;
@@ -260,7 +257,7 @@ mod imp {
             }
         }
         // Under the lock, since these are really freed.
-        for (node, _) in &lock(&LARGE).0 {
+        for node in lock(&LARGE).0.keys() {
             // SAFETY: it is in the list, so not freed.
             if unsafe { &(*node.as_ptr()).word }.load(Ordering::Acquire) != 0 {
                 f(*node);
