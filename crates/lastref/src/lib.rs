@@ -34,6 +34,10 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("lastref runs on 64-bit Linux");
 
+// The derive macro names this crate as its users do.
+#[cfg(test)]
+extern crate self as lastref;
+
 mod device;
 pub mod dlpack;
 mod dtype;

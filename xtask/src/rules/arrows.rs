@@ -13,7 +13,8 @@ use crate::workspace::Workspace;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("lastref-snapshot", &[]),
     ("lastref-alloc", &["lastref-snapshot"]),
-    ("lastref", &["lastref-alloc"]),
+    ("lastref-derive", &[]),
+    ("lastref", &["lastref-alloc", "lastref-derive"]),
     ("lastref-cli", &["lastref", "lastref-snapshot"]),
     (
         "lastref-python",
@@ -187,7 +188,7 @@ mod tests {
         let mut fewer = ALLOWED.to_vec();
         fewer.retain_mut(|(from, to)| {
             if *from == "lastref" {
-                *to = &[];
+                *to = &["lastref-derive"];
             }
             true
         });

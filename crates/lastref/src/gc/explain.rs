@@ -421,15 +421,8 @@ mod tests {
     use super::*;
     use crate::gc::{Gc, Slot};
 
-    // By hand: the derive names this crate as its users do.
+    #[derive(crate::gc::Trace)]
     struct Node(Slot<Vec<Gc<Node>>>);
-
-    // SAFETY: the field is traced once.
-    unsafe impl crate::gc::Trace for Node {
-        fn trace(&self, tracer: &mut crate::gc::Tracer<'_>) {
-            self.0.trace(tracer);
-        }
-    }
 
     /// A graph of so many nodes with these edges. A test empties it again, by [`dismantle`].
     fn graph(count: usize, edges: &[(usize, usize)]) -> Vec<Gc<Node>> {
