@@ -320,12 +320,27 @@ fn an_upgrade_meets_the_last_drop() {
 /// A node with a finalizer, which reads the value.
 struct Final {
     node: Node,
+    me: Slot<Option<Gc<Final>>>,
+}
+
+fn finalized(alive: &Alive) -> Gc<Final> {
+    alive.fetch_add(1, Ordering::Relaxed);
+    Gc::new(Final {
+        node: Node {
+            edge: Slot::new(None),
+            peer: Slot::new(None),
+            alive: Arc::clone(alive),
+            value: UnsafeCell::new(true),
+        },
+        me: Slot::new(None),
+    })
 }
 
 // SAFETY: the node's slots are reported once.
 unsafe impl Trace for Final {
     fn trace(&self, tracer: &mut Tracer<'_>) {
         self.node.trace(tracer);
+        self.me.trace(tracer);
     }
 
     fn has_finalizer() -> bool {
@@ -343,15 +358,7 @@ unsafe impl Trace for Final {
 #[test]
 fn a_node_is_finalized_beside_a_collection() {
     model(3, 20, |alive| {
-        alive.fetch_add(1, Ordering::Relaxed);
-        let a = Gc::new(Final {
-            node: Node {
-                edge: Slot::new(None),
-                peer: Slot::new(None),
-                alive: Arc::clone(alive),
-                value: UnsafeCell::new(true),
-            },
-        });
+        let a = finalized(alive);
         drop(a.clone());
         let thread = thread::spawn(move || drop(a));
         gc::collect(2).unwrap();
@@ -401,5 +408,23 @@ fn an_edge_that_was_traced_goes_beside_a_collection() {
             "garbage that nobody looks at again"
         );
         assert_intact(&owner);
+    });
+}
+
+#[test]
+fn an_upgrade_meets_a_collection_that_runs_finalizers() {
+    model(2, 20, |alive| {
+        // Garbage of which something has a finalizer: all of it is alive once more meanwhile.
+        let dead = finalized(alive);
+        dead.me.set(Some(dead.clone()));
+        let (a, peer) = (ring(alive), ring(alive));
+        a.peer.set(Some(peer));
+        let weak = Gc::downgrade(&a);
+        drop((dead, a));
+        let thread = thread::spawn(move || weak.upgrade().and_then(|a| a.peer.get()));
+        gc::collect(2).unwrap();
+        let peer = thread.join().unwrap();
+        gc::collect(2).unwrap();
+        peer.iter().for_each(assert_intact);
     });
 }

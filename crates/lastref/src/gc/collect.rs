@@ -603,7 +603,8 @@ impl Scan {
             let held = word.wrapping_add(ONE_CLONE) & !(TABLED | CONDEMNED);
             if to_tell {
                 told.push(entry.node);
-                header.word.store(held, Ordering::Release);
+                // Still condemned: whoever found this one by a weak handle could reach the others.
+                header.word.store(held | CONDEMNED, Ordering::Release);
                 continue;
             }
             // Not to be run here, under the lock.
@@ -616,6 +617,11 @@ impl Scan {
                 node: entry.node,
                 buffered_here: word & BUFFERED == 0,
             });
+        }
+        for node in &told {
+            // SAFETY: a count of each is held.
+            let header = unsafe { node.as_ref() };
+            header.word.fetch_and(!CONDEMNED, Ordering::AcqRel);
         }
         if !told.is_empty() {
             Garbage::ToTell(told)
