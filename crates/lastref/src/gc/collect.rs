@@ -66,11 +66,12 @@ pub(super) struct Outcome {
     pub(super) busy: u64,
 }
 
-/// Candidates that wait for a thorough run; `BUFFERED` stays set on them.
+/// Candidates that wait for a thorough run; `BUFFERED` stays set on them. And lists for the next
+/// run, which are empty: getting memory for millions of entries takes longer than looking at them.
 #[derive(Default)]
-pub(super) struct Postponed(Vec<NonNull<Header>>);
+pub(super) struct Postponed(Vec<NonNull<Header>>, Scan);
 
-// SAFETY: addresses of headers that `BUFFERED` keeps.
+// SAFETY: addresses of headers that `BUFFERED` keeps, and lists of none.
 unsafe impl Send for Postponed {}
 
 global! {
@@ -237,7 +238,7 @@ struct Looked {
 /// Steps 1 to 3, under the collector's lock.
 fn look(effort: Effort, outcome: &mut Outcome) -> Looked {
     let mut collector = lock(&COLLECTOR);
-    let mut scan = Scan::default();
+    let mut scan = std::mem::take(&mut collector.1);
     scan.trace_candidates(effort, &mut collector, outcome);
     let mut window = Window::open();
     scan.snapshot();
@@ -245,11 +246,14 @@ fn look(effort: Effort, outcome: &mut Outcome) -> Looked {
     LEFT.with(|left| scan.left.append(&mut left.borrow_mut()));
     outcome.traced += scan.table.len() as u64;
     outcome.busy += scan.busy.len() as u64;
+    let num_traced = scan.table.len();
     let garbage = scan.end(window.void, &mut collector);
+    let left = std::mem::take(&mut scan.left);
+    collector.1 = scan.emptied(num_traced);
     Looked {
         _kill: (!matches!(garbage, Garbage::None)).then(Kill::begin),
         garbage,
-        left: scan.left,
+        left,
     }
 }
 
@@ -278,6 +282,22 @@ impl Window {
 }
 
 impl Scan {
+    /// The lists for the next run. Their memory is kept, unless this run needed a fraction of it.
+    fn emptied(mut self, num_traced: usize) -> Self {
+        fn empty<T>(list: &mut Vec<T>, used: usize) {
+            list.clear();
+            if list.capacity() / 4 > used {
+                list.shrink_to(used);
+            }
+        }
+        let (num_edges, num_versions) = (self.edges.len(), self.versions.len());
+        empty(&mut self.table, num_traced);
+        empty(&mut self.edges, num_edges);
+        empty(&mut self.versions, num_versions);
+        self.bytes = 0;
+        self
+    }
+
     /// Adds a node to the table, once. The caller keeps its header until it is in it.
     fn add(&mut self, node: NonNull<Header>) -> u32 {
         // SAFETY: the caller keeps the header.
