@@ -13,7 +13,8 @@ runs it when bytes ask for it, on a thread of its own:
 
 Finalizers therefore run on the collector's thread. An allocation that one of them makes there does
 not wait for the collector again; it fails if the device is full. What ``gc.freeze()`` has hidden, or
-``gc.DEBUG_SAVEALL`` keeps, cannot be freed: an out-of-memory error says so.
+``gc.DEBUG_SAVEALL`` keeps, cannot be freed: an out-of-memory error says so. From the beginning of the
+interpreter's exit, Python's collector is left alone.
 
 >>> import lastref
 >>> class Node:
