@@ -21,6 +21,7 @@ type Alive = Arc<AtomicUsize>;
 struct Node {
     edge: Slot<Option<Gc<Node>>>,
     peer: Slot<Option<Gc<Node>>>,
+    fixed: Option<Gc<Node>>,
     alive: Alive,
     /// Read by a trace and written by the destructor: loom tells if nothing orders the two.
     value: UnsafeCell<bool>,
@@ -37,6 +38,7 @@ unsafe impl Trace for Node {
             .with(|value| assert!(unsafe { *value }, "read after its death"));
         self.edge.trace(tracer);
         self.peer.trace(tracer);
+        self.fixed.trace(tracer);
     }
 }
 
@@ -49,10 +51,15 @@ impl Drop for Node {
 }
 
 fn node(alive: &Alive) -> Gc<Node> {
+    node_with(alive, None)
+}
+
+fn node_with(alive: &Alive, fixed: Option<Gc<Node>>) -> Gc<Node> {
     alive.fetch_add(1, Ordering::Relaxed);
     Gc::new(Node {
         edge: Slot::new(None),
         peer: Slot::new(None),
+        fixed,
         alive: Arc::clone(alive),
         value: UnsafeCell::new(true),
     })
@@ -329,6 +336,7 @@ fn finalized(alive: &Alive) -> Gc<Final> {
         node: Node {
             edge: Slot::new(None),
             peer: Slot::new(None),
+            fixed: None,
             alive: Arc::clone(alive),
             value: UnsafeCell::new(true),
         },
@@ -426,5 +434,24 @@ fn an_upgrade_meets_a_collection_that_runs_finalizers() {
         let peer = thread.join().unwrap();
         gc::collect(2).unwrap();
         peer.iter().for_each(assert_intact);
+    });
+}
+
+#[test]
+fn a_clone_comes_and_goes_after_the_verdict_on_its_neighbour() {
+    model(2, 20, |alive| {
+        let kept = ring(alive);
+        let a = node_with(alive, Some(kept.clone()));
+        a.edge.set(Some(a.clone()));
+        let weak = Gc::downgrade(&a);
+        drop(a);
+        drop(kept); // The later candidate, which is judged first.
+        let thread = thread::spawn(move || {
+            // No slot changes, and when it is done the count of `a` is what it was.
+            weak.upgrade().and_then(|a| a.fixed.clone())
+        });
+        gc::collect(2).unwrap();
+        let kept = thread.join().unwrap();
+        kept.iter().for_each(assert_intact);
     });
 }
