@@ -24,10 +24,9 @@ pub(super) fn check(workspace: &Workspace) -> Result<()> {
         .collect();
     let mut broken = Vec::new();
     for path in &files {
-        let beside_sync = sources
-            .iter()
-            .any(|folder| path.starts_with(folder) && *path != format!("{folder}sync.rs"));
-        if !beside_sync || !path.ends_with(".rs") {
+        let beside_sync = sources.iter().any(|folder| path.starts_with(folder));
+        // A module may have a `sync.rs` of its own, with loom's stand-ins for its protocol.
+        if !beside_sync || !path.ends_with(".rs") || path.ends_with("/sync.rs") {
             continue;
         }
         let source = fs::read_to_string(workspace.root.join(path))
