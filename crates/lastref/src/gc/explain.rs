@@ -193,7 +193,7 @@ impl Cycle {
 
     /// Handles on an object that are not edges shown here: on the stack, in a collection of the
     /// standard library, or in an object outside the cycle. The handle in this value is not counted.
-    fn from_elsewhere(&self, at: usize) -> usize {
+    fn num_from_elsewhere(&self, at: usize) -> usize {
         let edges = self.edges.iter().filter(|(_, to)| *to == at).count();
         self.members[at].strong_count().saturating_sub(edges)
     }
@@ -267,7 +267,7 @@ impl fmt::Display for Cycle {
                 object.type_name(),
                 object.id()
             )?;
-            match self.from_elsewhere(at) {
+            match self.num_from_elsewhere(at) {
                 0 => {}
                 1 => write!(f, ", 1 handle on it from elsewhere")?,
                 more => write!(f, ", {more} handles on it from elsewhere")?,

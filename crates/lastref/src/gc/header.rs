@@ -104,6 +104,10 @@ impl Header {
     /// # Safety
     ///
     /// The slot is vacant and the caller's, and the value behind the header has been written.
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "the place of a field, and the write to it"
+    )]
     pub(super) unsafe fn init(slot: NonNull<Self>, vtable: &'static VTable, leaf: bool) {
         let header = slot.as_ptr();
         // SAFETY: the caller's slot, to which nobody else writes.

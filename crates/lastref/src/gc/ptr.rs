@@ -111,8 +111,10 @@ impl<T: Trace + Send + Sync + 'static> Gc<T> {
         };
         let leaf = T::is_leaf(4) && !T::has_finalizer();
         let node = slab::alloc(Layout::new::<Node<T>>()).cast::<Node<T>>();
-        // SAFETY: the slot is vacant and large enough; nobody else writes to it.
-        unsafe { (&raw mut (*node.as_ptr()).value).write(value) };
+        // SAFETY: the slot is vacant and large enough; no reference is made.
+        let place = unsafe { &raw mut (*node.as_ptr()).value };
+        // SAFETY: nobody else writes to it.
+        unsafe { place.write(value) };
         // SAFETY: as above.
         unsafe { Header::init(node.cast(), vtable, leaf) };
         Self {
@@ -208,8 +210,9 @@ impl<T: ?Sized> Gc<T> {
         let offset = size_of::<Header>().next_multiple_of(layout.align());
         let node = value.wrapping_byte_sub(offset) as *mut Node<T>;
         // SAFETY: it is inside an allocation, so not null.
+        let node = unsafe { NonNull::new_unchecked(node) };
         Self {
-            node: unsafe { NonNull::new_unchecked(node) },
+            node,
             owns: PhantomData,
         }
     }

@@ -34,7 +34,7 @@ mod imp {
     use std::cell::{Cell, UnsafeCell};
     use std::collections::BTreeMap;
 
-    use super::super::sync::{AtomicPtr, Mutex, Ordering, lock, thread_local};
+    use super::super::sync::{AtomicPtr, Mutex, Ordering, lock};
     use super::{Header, Layout, NonNull};
 
     const CHUNK_BYTES: usize = 64 << 10;
@@ -99,7 +99,7 @@ mod imp {
         }
     }
 
-    thread_local! {
+    std::thread_local! {
         static HEAP: Lease = Lease::take();
     }
 

@@ -6,7 +6,14 @@ mod imp {
     };
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, TryLockError};
     pub(crate) use std::thread::yield_now;
-    pub(crate) use std::thread_local;
+
+    /// A variable of each thread, which is there without being made.
+    macro_rules! const_thread_local {
+        ($($(#[$attr:meta])* static $name:ident: $type:ty = $init:expr;)+) => {
+            std::thread_local! { $($(#[$attr])* static $name: $type = const { $init };)+ }
+        };
+    }
+    pub(crate) use const_thread_local as thread_local;
 
     /// A variable that exists once, made on first use.
     macro_rules! global {
