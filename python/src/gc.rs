@@ -61,6 +61,8 @@ struct PythonGc {
     get_freeze_count: Py<PyAny>,
     get_debug: Py<PyAny>,
     saveall: u32,
+    /// Objects that were frozen at import: CPython 3.12 and later freeze some at their start.
+    frozen_at_import: u64,
 }
 
 static PYTHON_GC: PyOnceLock<PythonGc> = PyOnceLock::new();
@@ -76,6 +78,7 @@ impl PythonGc {
             get_freeze_count: get("get_freeze_count")?,
             get_debug: get("get_debug")?,
             saveall: module.getattr("DEBUG_SAVEALL")?.extract()?,
+            frozen_at_import: module.call_method0("get_freeze_count")?.extract()?,
         })
     }
 
@@ -139,12 +142,13 @@ fn attach<R>(work: impl FnOnce(Python<'_>) -> R) -> Option<R> {
 }
 
 /// What Python's collector was not able or not allowed to do before an out-of-memory error, in words
-/// for its text; and the number of frozen objects, and whether garbage is saved.
+/// for its text; and the number of objects frozen since import, and whether garbage is saved.
 pub(crate) fn obstacles(py: Python<'_>) -> PyResult<(Vec<String>, u64, bool)> {
     let Some(python) = PYTHON_GC.get(py) else {
         return Ok((Vec::new(), 0, false));
     };
     let frozen: u64 = python.get_freeze_count.call0(py)?.extract(py)?;
+    let frozen = frozen.saturating_sub(python.frozen_at_import);
     let debug: u32 = python.get_debug.call0(py)?.extract(py)?;
     let saves_all = debug & python.saveall != 0;
     let mut texts = Vec::new();

@@ -315,9 +315,11 @@ def test_an_error_tells_of_frozen_objects() -> None:
     gc.freeze()
     with pytest.raises(lastref.OutOfMemoryError, match="python's gc holds") as caught:
         make()
-    assert caught.value.gc_frozen_count == gc.get_freeze_count() > 0
+    # CPython 3.12 and later have frozen some before lastref was imported.
+    count = caught.value.gc_frozen_count
+    assert 0 < count <= gc.get_freeze_count()
     assert not caught.value.gc_saves_all
-    assert f"{gc.get_freeze_count()} frozen objects" in str(caught.value)
+    assert f"{count} frozen objects" in str(caught.value)
     del caught
     gc.unfreeze()
     make()
