@@ -50,6 +50,8 @@ use super::weak::{Callback, has_callbacks, run_callback, take_callbacks};
 const MAX_WINDOW: Duration = Duration::from_secs(2);
 /// After so long, all words are looked at once more: millions of slots take seconds to compare.
 const NEXT_PASS: Duration = Duration::from_millis(200);
+/// After so many runs in a row that needed little memory, it is given back.
+const MAX_SMALL_RUNS: u32 = 8;
 /// Finalizers may make new garbage with finalizers: so often is looked again in one run.
 const MAX_ROUNDS: usize = 10;
 
@@ -210,6 +212,8 @@ pub(super) struct Scan {
     bytes: u64,
     left: Vec<NonNull<Header>>,
     busy: Vec<NonNull<Header>>,
+    /// Runs in a row that needed a fraction of the lists' memory.
+    small_runs: u32,
 }
 
 enum Garbage {
@@ -282,18 +286,19 @@ impl Window {
 }
 
 impl Scan {
-    /// The lists for the next run. Their memory is kept, unless this run needed a fraction of it.
+    /// The lists for the next run. Their memory is kept, unless several runs in a row have needed a
+    /// fraction of it: giving it back takes milliseconds if it is much.
     fn emptied(mut self, num_traced: usize) -> Self {
-        fn empty<T>(list: &mut Vec<T>, used: usize) {
-            list.clear();
-            if list.capacity() / 4 > used {
-                list.shrink_to(used);
-            }
+        self.edges.clear();
+        self.versions.clear();
+        if self.table.capacity() / 4 <= num_traced {
+            self.small_runs = 0;
+        } else {
+            self.small_runs += 1;
         }
-        let (num_edges, num_versions) = (self.edges.len(), self.versions.len());
-        empty(&mut self.table, num_traced);
-        empty(&mut self.edges, num_edges);
-        empty(&mut self.versions, num_versions);
+        if self.small_runs == MAX_SMALL_RUNS {
+            return Self::default();
+        }
         self.bytes = 0;
         self
     }
