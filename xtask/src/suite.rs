@@ -282,7 +282,10 @@ fn without_addresses(text: &str) -> String {
 fn valgrind(workspace: &Workspace) -> Result<()> {
     command(workspace, "valgrind")
         .args(["--quiet", "--error-exitcode=99", "--leak-check=full"])
-        .args(["--errors-for-leak-kinds=definite"])
+        .args([
+            "--show-leak-kinds=definite",
+            "--errors-for-leak-kinds=definite",
+        ])
         .args([workspace.target.join("debug/examples/01-reassign")])
         .env("LASTREF_SIM", SIMULATED)
         .run()

@@ -52,11 +52,12 @@ fn name(path: &Path) -> String {
         .to_owned()
 }
 
-/// Builds the command as it is shipped.
+/// Builds the command as it is shipped. Writes nothing to standard output, which `bench --json` keeps clean.
 pub(crate) fn build(workspace: &Workspace) -> Result<()> {
     cargo(workspace)
         .args(["build", "--release", "--package", "lastref-cli"])
-        .run()
+        .quiet_stdout()
+        .map(drop)
 }
 
 /// Replays one trace with [`build`]'s command.
