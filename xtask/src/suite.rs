@@ -125,7 +125,17 @@ fn quick(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
             .stdout()?;
         expect_lines(&simulated, &["True", "False"])?;
         let without = environment.python(workspace).args([example]).stdout()?;
-        expect_lines(&without, &["False", "False"])
+        expect_lines(&without, &["False", "False"])?;
+        let cycles = environment
+            .python(workspace)
+            .args(["python/examples/dead_cycles.py"])
+            .env("LASTREF_SIM", "11000MiB")
+            .stdout()?;
+        ensure!(
+            cycles.contains("left after collect and empty_cache: 0 bytes"),
+            "the example of dead cycles printed {cycles:?}"
+        );
+        Ok(())
     })?;
     steps.step("the command `lastref` that the wheel brings", || {
         let said = environment
@@ -172,6 +182,11 @@ fn expect_lines(said: &str, expected: &[&str]) -> Result<()> {
 fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
     docs(workspace, steps)?;
     steps.step("feature combinations", || feature_combinations(workspace))?;
+    steps.step("tests of the feature `holders`", || {
+        let holders = || cargo(workspace).args(["test", "-p", "lastref", "--features", "holders"]);
+        holders().args(["--test", "holders"]).run()?;
+        holders().args(["--doc", "holders"]).run()
+    })?;
     for (package, models) in [("lastref-alloc", "loom"), ("lastref", "gc_loom")] {
         let name = format!("loom: every interleaving of the protocols of {package}");
         steps.step(&name, || {

@@ -5,7 +5,7 @@
 //!    again.
 //! 3. **Reclaimers**, by level: registered code that can make memory free. After each that gave
 //!    something, the free lists are searched again, and 1 and 2 repeated. A collector is called again
-//!    as long as enough was freed and other threads took it, at most 64 times.
+//!    as long as enough was freed and other threads took it, at most 1024 times.
 //!
 //! The ladder is the same for a full device and for a limit set by the user. A rung that cannot
 //! satisfy the request even at its best is skipped, and says so. The allocator's lock is held

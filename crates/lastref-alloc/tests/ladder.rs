@@ -370,7 +370,7 @@ fn collecting_goes_on_while_other_threads_take_what_is_found() {
     for (runs_in_vain, bytes, succeeds, runs) in [
         (0, 400 * MIB, true, 1),
         (5, 400 * MIB, true, 6),
-        (u32::MAX, 400 * MIB, false, 64),
+        (u32::MAX, 400 * MIB, false, 1024),
         (u32::MAX, 500 * MIB, false, 1), // less was freed than is needed
     ] {
         let allocator = allocators(512 * MIB).remove(0);
