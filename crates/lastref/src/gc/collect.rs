@@ -3,8 +3,8 @@
 //! 1. **Take** the candidates and trace what they reach, once, counting the edges that arrive at
 //!    each node and noting the version of each slot. A node that is being read has `SCAN` set, so
 //!    its value stays; a slot that somebody holds makes its node live.
-//! 2. **Snapshot** the words. A node with more handles than edges is held from outside: live, with
-//!    all it reaches.
+//! 2. **Snapshot** the words: of each node at the end of its trace or, if tracing took long, of all
+//!    after it. A node with more handles than edges is held from outside: live, with all it reaches.
 //! 3. **Validate** what is left, node by node: its word must have the count and version of the
 //!    snapshot, and `CONDEMNED` is set in the same step; its slots must have the versions that were
 //!    traced. Whatever changed is live, with all it reaches.
@@ -214,6 +214,8 @@ pub(super) struct Scan {
     busy: Vec<NonNull<Header>>,
     /// Runs in a row that needed a fraction of the lists' memory.
     small_runs: u32,
+    /// The word of the node that was read last, when it had been read.
+    word_read: u64,
 }
 
 enum Garbage {
@@ -243,9 +245,13 @@ struct Looked {
 fn look(effort: Effort, outcome: &mut Outcome) -> Looked {
     let mut collector = lock(&COLLECTOR);
     let mut scan = std::mem::take(&mut collector.1);
-    scan.trace_candidates(effort, &mut collector, outcome);
     let mut window = Window::open();
-    scan.snapshot();
+    scan.trace_candidates(effort, &mut collector, outcome);
+    let is_old = window.pass.elapsed() > NEXT_PASS;
+    if is_old {
+        window = Window::open();
+    }
+    scan.snapshot(is_old);
     scan.validate(&mut window);
     LEFT.with(|left| scan.left.append(&mut left.borrow_mut()));
     outcome.traced += scan.table.len() as u64;
@@ -270,7 +276,7 @@ struct Window {
 }
 
 impl Window {
-    /// To be called before the snapshot, the first pass.
+    /// To be called before the first pass: the trace, or the snapshot if that looks at words again.
     fn open() -> Self {
         Self {
             pass: Instant::now(),
@@ -391,7 +397,7 @@ impl Scan {
                 note_panic((header.vtable.type_name)(), &*panic);
             }
         }
-        header.word.fetch_and(!SCAN, Ordering::AcqRel);
+        self.word_read = header.word.fetch_and(!SCAN, Ordering::AcqRel);
         if busy {
             self.busy.push(node);
         }
@@ -487,18 +493,24 @@ impl Scan {
         if !self.read(at, |scan| Mode::Scan(scan)) {
             self.table[at].live = true;
         }
-        self.table[at].edges = (first_edge, position(self.edges.len()));
+        let entry = &mut self.table[at];
+        entry.edges = (first_edge, position(self.edges.len()));
+        entry.word = self.word_read;
     }
 
     // ---- 2: snapshot -----------------------------------------------------------------------------
 
-    fn snapshot(&mut self) {
+    /// Compares counts. The words are those at the end of each node's trace, which spares a pass over
+    /// all nodes; or, `again`, those of now, if the trace took long.
+    fn snapshot(&mut self, again: bool) {
         let mut live = Vec::new();
         let mut too_many = Vec::new();
         for at in 0..self.table.len() {
-            let word = self.header(at).word.load(Ordering::SeqCst);
+            if again {
+                self.table[at].word = self.header(at).word.load(Ordering::SeqCst);
+            }
             let entry = &mut self.table[at];
-            entry.word = word;
+            let word = entry.word;
             if u64::from(entry.arriving) > word & COUNT && word & (DROPPING | DEAD) == 0 {
                 too_many.push(at);
             }
