@@ -488,6 +488,7 @@ impl Scan {
     }
 
     fn trace(&mut self, at: usize) {
+        prefetch(self.table.get(at + AHEAD).map(|entry| entry.node));
         self.table[at].first_version = position(self.versions.len());
         let first_edge = position(self.edges.len());
         if !self.read(at, |scan| Mode::Scan(scan)) {
@@ -565,6 +566,7 @@ impl Scan {
             if at % 1024 == 0 && window.pass.elapsed() > NEXT_PASS {
                 self.compare_words(window);
             }
+            prefetch(self.table.get(at + AHEAD).map(|entry| entry.node));
             let entry = &self.table[at];
             if entry.live {
                 continue;
@@ -620,7 +622,8 @@ impl Scan {
         let mut told = Vec::new();
         let mut found = Vec::new();
         let mut late = Vec::new();
-        for entry in self.table.drain(..) {
+        for (at, entry) in self.table.iter().enumerate() {
+            prefetch(self.table.get(at + AHEAD).map(|entry| entry.node));
             // SAFETY: `TABLED` keeps the header.
             let header = unsafe { entry.node.as_ref() };
             if void && !entry.live {
@@ -655,6 +658,7 @@ impl Scan {
                 buffered_here: word & BUFFERED == 0,
             });
         }
+        self.table.clear();
         for node in &told {
             // SAFETY: a count of each is held.
             let header = unsafe { node.as_ref() };
@@ -711,7 +715,8 @@ fn unbuffer(nodes: &[Found]) {
 
 /// Empties the slots of garbage, and lets it go.
 fn kill(nodes: &[Found]) {
-    for found in nodes {
+    for (at, found) in nodes.iter().enumerate() {
+        prefetch(nodes.get(at + AHEAD).map(|found| found.node));
         // SAFETY: a count of each is held.
         let header = unsafe { found.node.as_ref() };
         let mut tracer = Tracer::new(Mode::Sever);
@@ -724,7 +729,8 @@ fn kill(nodes: &[Found]) {
             note_panic((header.vtable.type_name)(), &*panic);
         }
     }
-    for found in nodes {
+    for (at, found) in nodes.iter().enumerate() {
+        prefetch(nodes.get(at + AHEAD).map(|found| found.node));
         if found.buffered_here {
             // SAFETY: the count that is held, and `BUFFERED` was set by `end`.
             unsafe { let_go(found.node) };
@@ -764,6 +770,23 @@ unsafe fn let_go(node: NonNull<Header>) {
     // SAFETY: the caller's count.
     unsafe { release(node) };
 }
+
+/// Asks the processor for a header that is needed soon. A million nodes are more than its caches
+/// hold, and each pass comes to them in the order of the table.
+#[inline]
+fn prefetch(node: Option<NonNull<Header>>) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(node) = node {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which touches nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(node.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = node;
+}
+
+/// How far ahead nodes are asked for.
+const AHEAD: usize = 12;
 
 /// Makes every postponed candidate an ordinary one again.
 pub(super) fn requeue_postponed() {
