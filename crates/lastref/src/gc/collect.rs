@@ -853,3 +853,24 @@ pub(super) fn prune() {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::gc::{Gc, Slot};
+
+    #[test]
+    fn pruning_lets_go_of_candidates_that_died_after_it() {
+        for _ in 0..50 {
+            let nodes: Vec<Gc<Slot<Option<Gc<()>>>>> =
+                (0..1000).map(|_| Gc::new(Slot::default())).collect();
+            for node in &nodes {
+                drop(node.clone());
+            }
+            prune(); // all alive: put back
+            drop(nodes);
+        }
+        let kept = num_postponed();
+        assert!(kept < 10_000, "{kept} of 50,000 headers are kept");
+    }
+}
