@@ -68,10 +68,17 @@ pub(super) struct Outcome {
     pub(super) busy: u64,
 }
 
-/// Candidates that wait for a thorough run; `BUFFERED` stays set on them. And lists for the next
-/// run, which are empty: getting memory for millions of entries takes longer than looking at them.
+/// What collections leave for later ones, under the collector's lock.
 #[derive(Default)]
-pub(super) struct Postponed(Vec<NonNull<Header>>, Scan);
+pub(super) struct Postponed {
+    /// Candidates that wait for a thorough run; `BUFFERED` stays set on them.
+    candidates: Vec<NonNull<Header>>,
+    /// How many there were after they were last pruned.
+    left_by_prune: usize,
+    /// Lists for the next run, which are empty: getting memory for millions of entries takes longer
+    /// than looking at them.
+    lists: Scan,
+}
 
 // SAFETY: addresses of headers that `BUFFERED` keeps, and lists of none.
 unsafe impl Send for Postponed {}
@@ -244,7 +251,7 @@ struct Looked {
 /// Steps 1 to 3, under the collector's lock.
 fn look(effort: Effort, outcome: &mut Outcome) -> Looked {
     let mut collector = lock(&COLLECTOR);
-    let mut scan = std::mem::take(&mut collector.1);
+    let mut scan = std::mem::take(&mut collector.lists);
     let mut window = Window::open();
     scan.trace_candidates(effort, &mut collector, outcome);
     let is_old = window.pass.elapsed() > NEXT_PASS;
@@ -259,7 +266,7 @@ fn look(effort: Effort, outcome: &mut Outcome) -> Looked {
     let num_traced = scan.table.len();
     let garbage = scan.end(window.void, &mut collector);
     let left = std::mem::take(&mut scan.left);
-    collector.1 = scan.emptied(num_traced);
+    collector.lists = scan.emptied(num_traced);
     Looked {
         _kill: (!matches!(garbage, Garbage::None)).then(Kill::begin),
         garbage,
@@ -414,7 +421,7 @@ impl Scan {
     ) {
         let mut earlier = Vec::new();
         if effort.postponed {
-            earlier.append(&mut postponed.0);
+            earlier.append(&mut postponed.candidates);
         }
         if effort.budget.is_some() {
             let mut candidates = CANDIDATES.take();
@@ -444,7 +451,7 @@ impl Scan {
                 self.table[candidate].live = true;
                 outcome.postponed += 1;
                 if header.word.fetch_or(BUFFERED, Ordering::AcqRel) & BUFFERED == 0 {
-                    postponed.0.push(self.table[candidate].node);
+                    postponed.candidates.push(self.table[candidate].node);
                 }
                 continue;
             }
@@ -477,7 +484,7 @@ impl Scan {
             unsafe { clear_flags(node, BUFFERED) };
         } else if header.has(marks::FROZEN) {
             outcome.postponed += 1;
-            postponed.0.push(node);
+            postponed.candidates.push(node);
         } else {
             // Before anything is traced: a drop from here on makes it a candidate again. One that
             // did not would go unseen if the edge it took away was traced before. A candidate was on
@@ -629,7 +636,7 @@ impl Scan {
             if void && !entry.live {
                 // Nothing was concluded: a later run looks again.
                 if header.word.fetch_or(BUFFERED, Ordering::AcqRel) & BUFFERED == 0 {
-                    postponed.0.push(entry.node);
+                    postponed.candidates.push(entry.node);
                 }
             }
             if void || entry.live {
@@ -790,21 +797,21 @@ const AHEAD: usize = 12;
 
 /// Makes every postponed candidate an ordinary one again.
 pub(super) fn requeue_postponed() {
-    for node in std::mem::take(&mut lock(&COLLECTOR).0) {
+    for node in std::mem::take(&mut lock(&COLLECTOR).candidates) {
         CANDIDATES.push(node);
     }
 }
 
 /// How many candidates wait for a thorough run.
 pub(super) fn num_postponed() -> usize {
-    lock(&COLLECTOR).0.len()
+    lock(&COLLECTOR).candidates.len()
 }
 
 /// Whether there may be such candidates. Unlike [`num_postponed`], it does not wait.
 pub(super) fn may_have_postponed() -> bool {
     COLLECTOR
         .try_lock()
-        .map_or(true, |postponed| !postponed.0.is_empty())
+        .map_or(true, |postponed| !postponed.candidates.is_empty())
 }
 
 /// Waits, no longer than `bound`, for collections on other threads to free what they have found.
@@ -839,19 +846,35 @@ pub(super) fn mark_collector_thread() {
     COLLECTOR_THREAD.with(|this| this.set(true));
 }
 
-/// Lets go of candidates that have died meanwhile, and looks at no other.
+/// Candidates are pruned when there are so many, and then whenever they have doubled.
+const MIN_PRUNED: usize = 1024;
+
+/// Puts all candidates back, and lets go of those that have died meanwhile: when they have doubled
+/// since the last time, so that the work is in proportion to the candidates that come.
 pub(super) fn prune() {
     let mut collector = lock(&COLLECTOR);
-    for node in CANDIDATES.take() {
+    let Postponed {
+        candidates,
+        left_by_prune: left,
+        ..
+    } = &mut *collector;
+    // A collection may have taken them since.
+    *left = candidates.len().min(*left);
+    candidates.append(&mut CANDIDATES.take());
+    if candidates.len() < MIN_PRUNED.max(2 * *left) {
+        return;
+    }
+    candidates.retain(|node| {
         // SAFETY: `BUFFERED` keeps the header.
         let word = unsafe { node.as_ref() }.word.load(Ordering::Acquire);
-        if word & (DROPPING | DEAD) == 0 {
-            collector.0.push(node);
-        } else {
-            // SAFETY: the candidate was taken off the stack by this run.
-            unsafe { clear_flags(node, BUFFERED) };
+        let is_alive = word & (DROPPING | DEAD) == 0;
+        if !is_alive {
+            // SAFETY: the candidate is taken off its list here. Not used afterwards.
+            unsafe { clear_flags(*node, BUFFERED) };
         }
-    }
+        is_alive
+    });
+    *left = candidates.len();
 }
 
 #[cfg(all(test, not(loom)))]
