@@ -739,6 +739,38 @@ fn case_12_poisoned_slot_counts_as_live() {
 }
 
 #[test]
+fn case_12_trace_that_panics_in_a_slot_leaves_it_as_it_was() {
+    struct Holder(Slot<Content>);
+    // SAFETY: the slot is reported once.
+    unsafe impl Trace for Holder {
+        fn trace(&self, tracer: &mut Tracer<'_>) {
+            self.0.trace(tracer);
+        }
+    }
+    #[derive(Default)]
+    struct Content(Option<Gc<Holder>>, Arc<AtomicBool>);
+    // SAFETY: the handle is reported once, or the trace ends early.
+    unsafe impl Trace for Content {
+        fn trace(&self, tracer: &mut Tracer<'_>) {
+            assert!(!self.1.load(Ordering::SeqCst), "not today");
+            self.0.trace(tracer);
+        }
+    }
+    let _turn = turn();
+    let panics = Arc::new(AtomicBool::new(true));
+    let holder = Gc::new(Holder(Slot::new(Content(None, Arc::clone(&panics)))));
+    let itself = holder.clone();
+    holder.0.lock().0 = Some(itself);
+    drop(holder);
+    let report = gc::collect(2).unwrap();
+    assert_eq!((report.objects, report.busy), (0, 1));
+    assert_eq!(gc::garbage().failures.len(), 1);
+    // Neither locked nor poisoned by it.
+    panics.store(false, Ordering::SeqCst);
+    assert_eq!(collect(), 1);
+}
+
+#[test]
 fn case_12_panicking_trace_counts_as_live_and_is_looked_at_again() {
     struct Moody(Slot<Option<Gc<Moody>>>, Arc<AtomicBool>);
     // SAFETY: the slot is reported once, or the trace ends early.

@@ -324,6 +324,59 @@ fn an_upgrade_meets_the_last_drop() {
     });
 }
 
+#[test]
+fn threads_wait_for_the_holder_of_a_slot() {
+    model(2, 20, |alive| {
+        let a = node(alive);
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let a = a.clone();
+                thread::spawn(move || drop(a.edge.lock()))
+            })
+            .collect();
+        drop(a.edge.lock());
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn an_edge_is_put_into_a_slot_while_a_collection_reads_it() {
+    model(3, 20, |alive| {
+        let (a, other) = (ring(alive), ring(alive));
+        drop(a.clone());
+        let thread = thread::spawn(move || {
+            a.peer.set(Some(other));
+            a
+        });
+        gc::collect(2).unwrap();
+        let a = thread.join().unwrap();
+        assert_intact(&a);
+        assert_intact(a.peer.lock().as_ref().unwrap());
+    });
+}
+
+#[test]
+fn handles_change_places_beside_a_collection() {
+    model(3, 20, |alive| {
+        // At every moment the thread has one handle, by which it comes to the next: what it leaves
+        // behind lies in the slot of what it takes.
+        let (first, second) = (ring(alive), ring(alive));
+        first.peer.set(Some(second.clone()));
+        drop((first.clone(), second));
+        let thread = thread::spawn(move || {
+            let second = first.peer.take().unwrap();
+            second.peer.set(Some(first));
+            second
+        });
+        gc::collect(2).unwrap();
+        let second = thread.join().unwrap();
+        assert_intact(&second);
+        assert_intact(second.peer.lock().as_ref().unwrap());
+    });
+}
+
 /// A node with a finalizer, which reads the value.
 struct Final {
     node: Node,

@@ -22,6 +22,16 @@
 //! reach it. To reach it later, one must have been able to reach it at *t*, or have upgraded a weak
 //! handle; an upgrade changes the word before its check, or meets `CONDEMNED` and waits.
 //!
+//! That speaks of before and after as if all threads saw one order. What they do see suffices. Words
+//! change by steps that read the newest one; slots are checked by plain loads, but after all traces.
+//! Take a thread that has a handle on *G* outside and was overlooked: the trace counted that handle
+//! in a slot. Either the thread put it there before, and the trace, which took the slot's lock after
+//! it, has acquired all it did until then: the check sees each slot it had taken something out of.
+//! It came to that slot by a handle that it still had, so go on with that one, up to the last that
+//! was put away. Or it took the handle out after the trace, by way of another handle outside, and
+//! that one is next. The first handle by which a thread came to *G* was never in a slot; so the trace
+//! did not count it, and the node's word tells of it.
+//!
 //! The version in a word could lie only if a node was cloned exactly 2^30 times, or a multiple,
 //! between two looks at it; a validation in which two passes over the words lie further apart than
 //! [`MAX_WINDOW`] is therefore void.

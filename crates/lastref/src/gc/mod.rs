@@ -59,6 +59,7 @@ mod bytes;
 mod collect;
 mod explain;
 mod header;
+mod lock;
 mod object;
 mod ptr;
 mod slab;

@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 
-use super::sync::{AtomicU64, Mutex, MutexGuard, Ordering, TryLockError, lock};
+use super::lock::{Held, SlotLock};
+use super::sync::{MutPtr, UnsafeCell};
 use super::trace::{Mode, Trace, Tracer};
 
 /// A lock around edges that can change: the `Mutex` of [`Gc`](super::Gc) graphs.
@@ -11,8 +13,8 @@ use super::trace::{Mode, Trace, Tracer};
 /// Taking a handle out of one slot and putting it into another changes no count, so a collection
 /// that runs beside it could see each edge once and still be wrong. Every lock of a slot therefore
 /// moves its version on, and a collection checks that the versions it saw have not moved. A slot
-/// that is locked while a collection looks counts as changed: nobody ever waits for a collection
-/// here, nor does it wait for anybody.
+/// that is locked while a collection looks counts as changed: a collection waits for nobody here,
+/// and nobody for a collection, but for as long as it takes to read the content.
 ///
 /// Every cycle has a slot in it, since a handle can be made only of a finished value (see
 /// [`Gc::new_cyclic`](super::Gc::new_cyclic)). Emptying the slots of a dead cycle is how it is
@@ -28,30 +30,41 @@ use super::trace::{Mode, Trace, Tracer};
 /// assert_eq!(leaves.lock().len(), 1);
 /// ```
 pub struct Slot<T> {
-    /// Moves on, under the lock, each time it is taken.
-    version: AtomicU64,
-    value: Mutex<T>,
+    lock: SlotLock,
+    content: UnsafeCell<T>,
 }
+
+// SAFETY: the lock gives the content to one thread at a time.
+unsafe impl<T: Send> Sync for Slot<T> {}
+// SAFETY: whoever has the slot may take the content.
+unsafe impl<T: Send> Send for Slot<T> {}
+
+// As a mutex: who comes after a panic sees what was left, and collections leave it alone.
+impl<T> UnwindSafe for Slot<T> {}
+impl<T> RefUnwindSafe for Slot<T> {}
 
 impl<T> Slot<T> {
     /// A slot that holds `value`.
     #[must_use]
     pub fn new(value: T) -> Self {
         Self {
-            version: AtomicU64::new(0),
-            value: Mutex::new(value),
+            lock: SlotLock::new(),
+            content: UnsafeCell::new(value),
         }
     }
 
-    /// Locks the slot. Waits for other holders, as a mutex does, and deadlocks as one does if this
-    /// thread holds it already. A panic in a holder is not passed on: the content is what it was
-    /// left as.
+    /// Locks the slot. Waits for other holders, as a mutex does, in no order, and deadlocks as one
+    /// does if this thread holds it already. A panic in a holder is not passed on: the content is
+    /// what it was left as. Collections do not look into it from then on.
     pub fn lock(&self) -> SlotGuard<'_, T> {
-        let guard = lock(&self.value);
-        // Under the lock, which orders it: no other writer, and readers take the lock too.
-        self.version
-            .store(self.version.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        SlotGuard(guard)
+        self.guard(self.lock.lock())
+    }
+
+    fn guard<'a>(&'a self, held: Held<'a>) -> SlotGuard<'a, T> {
+        SlotGuard {
+            content: self.content.get_mut(),
+            _held: held,
+        }
     }
 
     /// Replaces the content and returns the old one. The lock is free again when the old content
@@ -92,9 +105,9 @@ impl<T: Default> Default for Slot<T> {
 impl<T: fmt::Debug> fmt::Debug for Slot<T> {
     /// Does not wait: a graph with cycles is printed only as far as its slots are free.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.value.try_lock() {
-            Ok(guard) => f.debug_tuple("Slot").field(&*guard).finish(),
-            Err(_) => f.write_str("Slot(<locked>)"),
+        match self.lock.try_lock() {
+            Some(held) => f.debug_tuple("Slot").field(&*self.guard(held)).finish(),
+            None => f.write_str("Slot(<locked>)"),
         }
     }
 }
@@ -103,42 +116,45 @@ impl<T: fmt::Debug> fmt::Debug for Slot<T> {
 // so what is traced under it is all there is at that moment.
 unsafe impl<T: Trace + Default> Trace for Slot<T> {
     fn trace(&self, tracer: &mut Tracer<'_>) {
-        let mut guard = match self.value.try_lock() {
-            Ok(guard) => guard,
-            // A holder panicked: the content may be half-changed, so nothing is concluded from it.
-            // Once its node is known to be garbage by other means, it is emptied like any other.
-            Err(TryLockError::Poisoned(poisoned)) if matches!(tracer.mode, Mode::Sever) => {
-                poisoned.into_inner()
+        if let Mode::Verify(scan, position) = &mut tracer.mode {
+            let noted = scan.version(*position);
+            if !noted.is_some_and(|noted| self.lock.is_still(noted)) {
+                tracer.busy = true;
             }
-            Err(_) => {
+            *position += 1;
+            return;
+        }
+        let severs = matches!(tracer.mode, Mode::Sever);
+        let severed = {
+            // If a holder panicked, the content may be half-changed, so nothing is concluded from
+            // it. Once its node is known to be garbage by other means, it is emptied like any other.
+            let Some(traced) = self.lock.try_trace(severs) else {
                 tracer.busy = true;
                 return;
+            };
+            // Ends before `traced`.
+            let access = self.content.get_mut();
+            // SAFETY: `traced` gives the content to this thread.
+            let content = unsafe { &mut *access.with(|content| content) };
+            match &mut tracer.mode {
+                Mode::Scan(scan) => {
+                    // A slot inside a slot changes only under the lock of both: one version tells.
+                    let outermost = !std::mem::replace(&mut tracer.in_slot, true);
+                    if outermost {
+                        scan.add_version(traced.noted());
+                    }
+                    content.trace(tracer);
+                    tracer.in_slot = !outermost;
+                    None
+                }
+                Mode::Sever => Some(std::mem::take(content)),
+                Mode::List(_) | Mode::Verify(..) => {
+                    content.trace(tracer);
+                    None
+                }
             }
         };
-        let version = self.version.load(Ordering::Relaxed);
-        match &mut tracer.mode {
-            Mode::Scan(scan) => {
-                // A slot inside a slot changes only under the lock of both: one version tells.
-                let outermost = !std::mem::replace(&mut tracer.in_slot, true);
-                if outermost {
-                    scan.add_version(version);
-                }
-                guard.trace(tracer);
-                tracer.in_slot = !outermost;
-            }
-            Mode::Verify(scan, position) => {
-                if scan.version(*position) != Some(version) {
-                    tracer.busy = true;
-                }
-                *position += 1;
-            }
-            Mode::Sever => {
-                let content = std::mem::take(&mut *guard);
-                drop(guard);
-                drop(content);
-            }
-            Mode::List(_) => guard.trace(tracer),
-        }
+        drop(severed); // With the lock free again: its destructors may come here.
     }
 
     fn is_leaf(levels: u32) -> bool {
@@ -147,24 +163,129 @@ unsafe impl<T: Trace + Default> Trace for Slot<T> {
 }
 
 /// The content of a locked [`Slot`].
-pub struct SlotGuard<'a, T>(MutexGuard<'a, T>);
+pub struct SlotGuard<'a, T> {
+    // In this order: the access ends before the lock is free.
+    content: MutPtr<T>,
+    _held: Held<'a>,
+}
+
+// SAFETY: shared, it gives shared access to the content.
+unsafe impl<T: Sync> Sync for SlotGuard<'_, T> {}
+
+impl<T> UnwindSafe for SlotGuard<'_, T> {}
+impl<T> RefUnwindSafe for SlotGuard<'_, T> {}
 
 impl<T> Deref for SlotGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.0
+        // SAFETY: the lock that is held gives the content to this guard.
+        unsafe { &*self.content.with(|content| content) }
     }
 }
 
 impl<T> DerefMut for SlotGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        &mut self.0
+        // SAFETY: as above, and the guard is borrowed mutably.
+        unsafe { &mut *self.content.with(|content| content) }
     }
 }
 
 impl<T: fmt::Debug> fmt::Debug for SlotGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::{Arc, Barrier, mpsc};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn threads_that_wait_for_a_holder_all_get_their_turn() {
+        const THREADS: u32 = 4;
+        const TURNS: u32 = 2000;
+        let slot = Arc::new(Slot::new(0_u32));
+        let together = Arc::new(Barrier::new(THREADS as usize));
+        let threads: Vec<_> = (0..THREADS)
+            .map(|_| {
+                let (slot, together) = (Arc::clone(&slot), Arc::clone(&together));
+                thread::spawn(move || {
+                    together.wait();
+                    for turn in 0..TURNS {
+                        let mut content = slot.lock();
+                        let before = *content;
+                        if turn % 64 == 0 {
+                            // Longer than others look before they sleep.
+                            thread::sleep(Duration::from_micros(100));
+                        }
+                        *content = before + 1;
+                    }
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+        assert_eq!(*slot.lock(), THREADS * TURNS);
+    }
+
+    #[test]
+    fn old_content_may_come_back_to_its_slot() {
+        #[derive(Default)]
+        struct Comes(Option<(Arc<Slot<Self>>, mpsc::Sender<()>)>);
+        impl Drop for Comes {
+            fn drop(&mut self) {
+                if let Some((slot, done)) = self.0.take() {
+                    drop(slot.lock());
+                    done.send(()).unwrap();
+                }
+            }
+        }
+        // SAFETY: there is nothing to report.
+        unsafe impl Trace for Comes {
+            fn trace(&self, _: &mut Tracer<'_>) {}
+        }
+        let (done, came) = mpsc::channel();
+        let empty: [fn(&Slot<Comes>); 3] = [
+            |slot| slot.set(Comes::default()),
+            |slot| drop(slot.take()),
+            |slot| slot.trace(&mut Tracer::new(Mode::Sever)),
+        ];
+        for empty in empty {
+            let slot = Arc::new(Slot::<Comes>::default());
+            slot.set(Comes(Some((Arc::clone(&slot), done.clone()))));
+            thread::spawn(move || empty(&slot));
+            let came = came.recv_timeout(Duration::from_secs(20));
+            assert!(came.is_ok(), "waits for itself");
+        }
+    }
+
+    #[test]
+    fn a_locked_slot_is_printed_without_waiting() {
+        let slot = Slot::new(7);
+        assert_eq!(format!("{slot:?}"), "Slot(7)");
+        let held = slot.lock();
+        assert_eq!(format!("{slot:?} {held:?}"), "Slot(<locked>) 7");
+    }
+
+    #[test]
+    fn guards_are_shared_between_threads_and_not_sent() {
+        trait NotSend<A> {
+            fn is_checked() {}
+        }
+        impl<T> NotSend<()> for T {}
+        struct IsSend;
+        impl<T: Send> NotSend<IsSend> for T {}
+        // Does not compile if both apply.
+        <SlotGuard<'_, u8> as NotSend<_>>::is_checked();
+
+        fn is_sync<T: Sync>() {}
+        is_sync::<SlotGuard<'_, u8>>();
+        is_sync::<Slot<std::cell::Cell<u8>>>();
     }
 }
