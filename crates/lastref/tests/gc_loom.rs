@@ -364,7 +364,8 @@ fn handles_change_places_beside_a_collection() {
         // behind lies in the slot of what it takes.
         let (first, second) = (ring(alive), ring(alive));
         first.peer.set(Some(second.clone()));
-        drop((first.clone(), second));
+        drop(second);
+        drop(first.clone()); // The later candidate, which is traced first.
         let thread = thread::spawn(move || {
             let second = first.peer.take().unwrap();
             second.peer.set(Some(first));
@@ -374,6 +375,28 @@ fn handles_change_places_beside_a_collection() {
         let second = thread.join().unwrap();
         assert_intact(&second);
         assert_intact(second.peer.lock().as_ref().unwrap());
+    });
+}
+
+#[test]
+fn a_guard_is_forgotten_beside_a_collection() {
+    model(3, 20, |alive| {
+        // The same, but the slot is never given back: that it was taken must tell.
+        let (first, second) = (node(alive), ring(alive));
+        first.peer.set(Some(second.clone()));
+        drop(second);
+        drop(first.clone());
+        let thread = thread::spawn(move || {
+            let mut guard = first.peer.lock();
+            let second = guard.take().unwrap();
+            std::mem::forget(guard);
+            second.peer.set(Some(first));
+            second
+        });
+        gc::collect(2).unwrap();
+        let second = thread.join().unwrap();
+        assert_intact(&second);
+        assert!(second.peer.lock().is_some(), "emptied");
     });
 }
 

@@ -57,9 +57,15 @@ use super::weak::{Callback, has_callbacks, run_callback, take_callbacks};
 
 /// The longest that may pass between two looks at a word. 2^30 clones, each with its drop, take over
 /// 4 s on one thread at 4 ns a pair; half of that leaves a margin.
-const MAX_WINDOW: Duration = Duration::from_secs(2);
+const MAX_WINDOW: Duration = unless_modelled(Duration::from_secs(2));
 /// After so long, all words are looked at once more: millions of slots take seconds to compare.
-const NEXT_PASS: Duration = Duration::from_millis(200);
+const NEXT_PASS: Duration = unless_modelled(Duration::from_millis(200));
+
+/// A model of loom's runs again and again and must do the same each time: no clock decides in it.
+const fn unless_modelled(time: Duration) -> Duration {
+    if cfg!(loom) { Duration::MAX } else { time }
+}
+
 /// After so many runs in a row that needed little memory, it is given back.
 const MAX_SMALL_RUNS: u32 = 8;
 /// Finalizers may make new garbage with finalizers: so often is looked again in one run.

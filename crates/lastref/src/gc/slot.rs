@@ -199,7 +199,7 @@ impl<T: fmt::Debug> fmt::Debug for SlotGuard<'_, T> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::{Arc, Barrier, mpsc};
+    use std::sync::{Arc, mpsc};
     use std::thread;
     use std::time::Duration;
 
@@ -210,12 +210,10 @@ mod tests {
         const THREADS: u32 = 4;
         const TURNS: u32 = 2000;
         let slot = Arc::new(Slot::new(0_u32));
-        let together = Arc::new(Barrier::new(THREADS as usize));
         let threads: Vec<_> = (0..THREADS)
             .map(|_| {
-                let (slot, together) = (Arc::clone(&slot), Arc::clone(&together));
+                let slot = Arc::clone(&slot);
                 thread::spawn(move || {
-                    together.wait();
                     for turn in 0..TURNS {
                         let mut content = slot.lock();
                         let before = *content;
