@@ -322,8 +322,8 @@ def clear_frames(error: BaseException, keep: BaseException | None = None) -> Non
     That is along ``__traceback__``, ``__context__``, ``__cause__`` and the members of groups. Frames that run or
     are suspended stay, and so do those of ``keep`` and of what it refers to in the same way.
     """
-    kept = {id(other) for other in _chain(keep)}
-    for other in _chain(error):
+    kept = {id(other) for other in chain(keep)}
+    for other in chain(error):
         if id(other) in kept:
             continue
         traceback = other.__traceback__
@@ -332,7 +332,7 @@ def clear_frames(error: BaseException, keep: BaseException | None = None) -> Non
             traceback = traceback.tb_next
 
 
-def _chain(error: BaseException | None) -> list[BaseException]:
+def chain(error: BaseException | None) -> list[BaseException]:
     """The error and all that it refers to as an error, each once."""
     found: dict[int, BaseException] = {}
     waiting = [error]

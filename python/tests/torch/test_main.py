@@ -248,20 +248,22 @@ print(torch.cuda.memory_snapshot()[0]["is_expandable"])
 
 def test_colour_on_a_terminal(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
     program = f"""
-import os, pty, sys
-chunks = []
-def read(fd):
-    data = os.read(fd, 4096)
-    chunks.append(data)
-    return b""
-try:
-    pty.spawn([sys.executable, "-m", "lastref.torch", "-c", {OUT_OF_MEMORY + "train()"!r}], read)
-except OSError:
-    pass
-print("\\x1b[" in b"".join(chunks).decode())
+import os, pty, subprocess, sys
+master, slave = pty.openpty()
+child = subprocess.Popen([sys.executable, "-m", "lastref.torch", "-c", {OUT_OF_MEMORY + "train()"!r}], stderr=slave)
+os.close(slave)
+shown = b""
+while True:
+    try:
+        shown += os.read(master, 4096)
+    except OSError:  # the other end is closed
+        break
+assert child.wait() == 1
+print(b"\\x1b[" in shown)
 """
-    env = {"TERM": "xterm", "NO_COLOR": ""}
-    assert run_torch("-c", program, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL).stdout.endswith("True\n")
+    for no_color, colored in (("", True), ("1", False)):
+        env = {"TERM": "xterm", "NO_COLOR": no_color}
+        assert run_torch("-c", program, cwd=tmp_path, env=env).stdout == f"{colored}\n"
 
 
 # The command itself
