@@ -9,6 +9,7 @@
 //! | `dtype`, `device` | the classes of these names, and arguments that stand for them |
 //! | `cuda` | streams, events, and what `lastref.cuda` and `lastref.sim` call |
 //! | `gc` | Python's cycle collector, run by lastref's; what `lastref.gc` calls |
+//! | `torch` | the C functions for the shim under PyTorch's allocator |
 //! | `args`, `error` | shapes and numbers from Python; exceptions to Python |
 //!
 //! Lock order: the interpreter lock, then whatever lastref takes. Nothing here is called by lastref
@@ -25,6 +26,7 @@ mod error;
 mod gc;
 mod index;
 mod tensor;
+mod torch;
 
 use std::ffi::OsString;
 
@@ -70,6 +72,8 @@ mod _lastref {
     };
     #[pymodule_export]
     use crate::tensor::{PyStorage, PyTensor, rebuild_tensor};
+    #[pymodule_export]
+    use crate::torch::{torch_attach, torch_hooks};
     use pyo3::prelude::*;
 
     #[pymodule_init]

@@ -1,0 +1,50 @@
+"""lastref under PyTorch: collect before failing, recover after failing, and say who holds the memory.
+
+PyTorch's own allocator stays, with all its features. Nothing here needs a GPU to be imported, and
+importing it changes nothing: `guard` does.
+
+| name | what it is for |
+|---|---|
+| `guard`, `unguard` | dead cycles are collected before an allocation fails, and an error says what held the memory |
+| `retry` | a step that runs out of memory is tried again, smaller, after its frames are gone |
+| `holders`, `report`, `diff`, `watch` | who holds it, and what has grown |
+| ``python -m lastref.torch PROGRAM`` | a program, guarded, with a report if it dies |
+
+Each is imported when it is first asked for.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._guard import Guard, guard, guard_stats, is_guarded, unguard
+    from ._holders import diff, holders, report, watch
+    from ._retry import retry
+
+_WHERE = {
+    "Guard": "_guard",
+    "diff": "_holders",
+    "guard": "_guard",
+    "guard_stats": "_guard",
+    "holders": "_holders",
+    "is_guarded": "_guard",
+    "report": "_holders",
+    "retry": "_retry",
+    "unguard": "_guard",
+    "watch": "_holders",
+}
+
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    where = _WHERE.get(name)
+    if where is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{where}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})
