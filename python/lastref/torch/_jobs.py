@@ -125,6 +125,7 @@ class _Reporter:
 
     def __init__(self) -> None:
         self.previous: dict[int, Any] = {}
+        self.installed: dict[int, int] = {}  # how often
         self.open()
         os.register_at_fork(after_in_child=self.after_fork)
 
@@ -173,7 +174,7 @@ class _Reporter:
                 return
             # Signals that came while a report was made are answered by one more.
             for number in dict.fromkeys(numbers):
-                if number in self.previous:
+                if self.installed.get(number):
                     write_signal_report(number)
             if self.previous_fd >= 0:
                 with contextlib.suppress(OSError):
@@ -198,25 +199,31 @@ def install_signal(number: int) -> None:
     number = int(number)
     if _reporter is None:
         _reporter = _Reporter()
-    if number in _reporter.previous:
-        return
-    try:
-        previous = signal.signal(number, _reporter.handle)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"guard: signal {number} cannot be handled: {error}") from None
-    # A call that the signal arrives in goes on.
-    signal.siginterrupt(number, False)
-    _reporter.previous[number] = previous
-    fd = signal.set_wakeup_fd(_reporter.wake.fileno(), warn_on_full_buffer=False)
-    if fd != _reporter.wake.fileno():
-        _reporter.previous_fd = fd
-    _reporter.start()
+    if number not in _reporter.previous:
+        try:
+            previous = signal.signal(number, _reporter.handle)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"guard: signal {number} cannot be handled: {error}") from None
+        # A call that the signal arrives in goes on.
+        signal.siginterrupt(number, False)
+        _reporter.previous[number] = previous
+        fd = signal.set_wakeup_fd(_reporter.wake.fileno(), warn_on_full_buffer=False)
+        if fd != _reporter.wake.fileno():
+            _reporter.previous_fd = fd
+        _reporter.start()
+    _reporter.installed[number] = _reporter.installed.get(number, 0) + 1
 
 
 def remove_signal(number: int) -> None:
-    """Puts back what `install_signal` replaced. Does nothing for a signal that was not installed."""
+    """Takes back one `install_signal`; with the last, what was there before is there again.
+
+    Off the main thread the handler stays, and only calls the one that was there before.
+    """
     number = int(number)
-    if _reporter is None or number not in _reporter.previous:
+    if _reporter is None or not _reporter.installed.get(number):
+        return
+    _reporter.installed[number] -= 1
+    if _reporter.installed[number] or threading.current_thread() is not threading.main_thread():
         return
     previous = _reporter.previous.pop(number)
     signal.signal(number, previous if previous is not None else signal.SIG_DFL)
