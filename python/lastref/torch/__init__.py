@@ -9,17 +9,24 @@ importing it changes nothing: `guard` does.
 | `retry` | a step that runs out of memory is tried again, smaller, after its frames are gone |
 | `holders`, `report`, `diff`, `watch` | who holds it, and what has grown |
 | ``python -m lastref.torch PROGRAM`` | a program, guarded, with a report if it dies |
+| ``%load_ext lastref.torch`` | ``%gpu_memory`` in IPython and notebooks |
+| `lastref.torch.metrics` | numbers for Prometheus |
 
 Each is imported when it is first asked for.
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._guard import Guard, guard, guard_stats, is_guarded, unguard
+    from ._ipython import load_ipython_extension, unload_ipython_extension
     from ._holders import diff, holders, report, watch
     from ._retry import retry
+
+if importlib.util.find_spec("torch") is None:
+    raise ImportError("lastref.torch works on PyTorch, which is not installed: pip install torch")
 
 _WHERE = {
     "Guard": "_guard",
@@ -28,9 +35,11 @@ _WHERE = {
     "guard_stats": "_guard",
     "holders": "_holders",
     "is_guarded": "_guard",
+    "load_ipython_extension": "_ipython",
     "report": "_holders",
     "retry": "_retry",
     "unguard": "_guard",
+    "unload_ipython_extension": "_ipython",
     "watch": "_holders",
 }
 

@@ -82,26 +82,31 @@ def write_report(report: "Report", reason: str = "out of memory", *, directory: 
 
 
 def write_file(path: str, text: str) -> str | None:
-    """Writes a file that is whole or not there; None and a line on standard error if it cannot."""
-    directory = os.path.dirname(path)
+    """`replace_file`; None and a line on standard error if it cannot be done."""
     try:
-        os.makedirs(directory or ".", exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=directory or ".", prefix=".lastref-", suffix=".tmp")
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        replace_file(path, text)
     except OSError as error:
         say(f"{path} could not be written: {error.strerror}; LASTREF_REPORT_DIR names the folder for reports")
         return None
     return path
+
+
+def replace_file(path: str, text: str) -> None:
+    """Writes a file that is whole at every moment: under another name first."""
+    directory = os.path.dirname(path) or "."
+    os.makedirs(directory, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=directory, prefix=".lastref-", suffix=".tmp")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def _umask() -> int:
