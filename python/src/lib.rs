@@ -10,6 +10,7 @@
 //! | `cuda` | streams, events, and what `lastref.cuda` and `lastref.sim` call |
 //! | `gc` | Python's cycle collector, run by lastref's; what `lastref.gc` calls |
 //! | `torch` | the C functions for the shim under PyTorch's allocator |
+//! | `heap` | the graph of Python's objects, for `lastref.torch.holders` |
 //! | `args`, `error` | shapes and numbers from Python; exceptions to Python |
 //!
 //! Lock order: the interpreter lock, then whatever lastref takes. Nothing here is called by lastref
@@ -24,6 +25,7 @@ mod dlpack;
 mod dtype;
 mod error;
 mod gc;
+mod heap;
 mod index;
 mod tensor;
 mod torch;
@@ -70,6 +72,8 @@ mod _lastref {
         gc_get_byte_threshold, gc_get_wait_bound, gc_is_enabled, gc_remove_callback,
         gc_set_before_out_of_memory, gc_set_byte_threshold, gc_set_wait_bound, gc_stats,
     };
+    #[pymodule_export]
+    use crate::heap::{PyHeap, heap_frame_variables, heap_instance_values};
     #[pymodule_export]
     use crate::tensor::{PyStorage, PyTensor, rebuild_tensor};
     #[pymodule_export]

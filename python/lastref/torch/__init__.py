@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._guard import Guard, guard, guard_stats, is_guarded, unguard
     from ._ipython import load_ipython_extension, unload_ipython_extension
-    from ._holders import diff, holders, report, watch
+    from ._report import Report, diff, holders, report, watch
     from ._retry import retry
 
 if importlib.util.find_spec("torch") is None:
@@ -30,17 +30,18 @@ if importlib.util.find_spec("torch") is None:
 
 _WHERE = {
     "Guard": "_guard",
-    "diff": "_holders",
+    "Report": "_report",
+    "diff": "_report",
     "guard": "_guard",
     "guard_stats": "_guard",
-    "holders": "_holders",
+    "holders": "_report",
     "is_guarded": "_guard",
     "load_ipython_extension": "_ipython",
-    "report": "_holders",
+    "report": "_report",
     "retry": "_retry",
     "unguard": "_guard",
     "unload_ipython_extension": "_ipython",
-    "watch": "_holders",
+    "watch": "_report",
 }
 
 __all__ = sorted(_WHERE)

@@ -1,0 +1,1225 @@
+//! The graph of Python's objects at one moment, and ways through it: who holds an object.
+//!
+//! [`PyHeap`] asks Python's collector for the objects it tracks, asks each what it refers to (its
+//! type's `tp_traverse`, as `gc.get_referents` does), and keeps that as numbers in four arrays.
+//! [`PyHeap::paths`] then searches backwards from an object to the roots: the modules, the frames of
+//! the functions that run, the exceptions that are handled, the contexts. No code of the program is
+//! run: no `repr`, no attribute, no comparison.
+//!
+//! ```text
+//! gc.get_objects ─▶ nodes ─ tp_traverse ─▶ edges ─▶ reversed ─▶ breadth first, from the object back
+//! ```
+//!
+//! 1. A [`PyHeap`] holds a reference on every node for as long as it lives, so that an address in
+//!    `addresses` is that of a live object. It belongs to Python code that holds it briefly; when it
+//!    goes, nothing it looked at has changed.
+//! 2. While it is built, this thread keeps the interpreter lock and makes no Python object after
+//!    `gc.get_objects`, so no collection runs, nothing is freed, and what `tp_traverse` reports was
+//!    so at one moment.
+//! 3. The layouts in [`Layout`] are those of CPython's own headers. They are used only if the sizes that Python
+//!    reports for the types concerned agree; otherwise the same is asked through attributes.
+//!
+//! What Python's collector cannot see, the graph does not have: references from C++, from Rust, and
+//! from the evaluation of an expression in progress. They show as references that are counted but not
+//! found ([`PyHeap::native`]).
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ffi::{CStr, c_int, c_void};
+use std::time::{Duration, Instant};
+
+use pyo3::ffi;
+use pyo3::PyTypeInfo as _;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyList, PyModule, PyTuple, PyType};
+
+/// Types with this flag have instances that the collector may track.
+const HAVE_GC: u64 = 1 << 14;
+/// Instances keep their attributes in an array, or a dict, that lies beside the object.
+const MANAGED_DICT: u64 = 1 << 4;
+/// From 3.13 on: that array lies within the object.
+const INLINE_VALUES: u64 = 1 << 2;
+/// Reference counts from here on mean that the object is immortal.
+const IMMORTAL: isize = 1 << 30;
+/// How often the clock is read: once in so many nodes.
+const CLOCK_EVERY: usize = 1 << 10;
+/// One search for paths visits no more nodes than this.
+const MAX_VISITED: usize = 2_000_000;
+/// Direct holders beyond these are left out.
+const MAX_DIRECT: usize = 64;
+
+const NAMES_OF_CAPSULES: [&CStr; 2] = [c"dltensor", c"dltensor_versioned"];
+
+// ---- CPython's layouts -----------------------------------------------------------------------------
+
+/// Where CPython keeps what no function of its stable interface tells without making new objects.
+/// Offsets in bytes, from the headers `pycore_frame.h`, `pycore_dict.h`, `pycore_gc.h` of the version.
+#[derive(Clone, Copy)]
+struct Layout {
+    minor: u8,
+    type_size: usize,
+    frame_size: usize,
+    cached_keys: usize,
+    frame_code: usize,
+    frame_object: usize,
+    frame_function: usize,
+    frame_locals: usize,
+    generator_frame: usize,
+}
+
+const LAYOUTS: [Layout; 3] = [
+    Layout {
+        minor: 11,
+        type_size: 904,
+        frame_size: 120,
+        cached_keys: 872,
+        frame_code: 32,
+        frame_object: 40,
+        frame_function: 0,
+        frame_locals: 24,
+        generator_frame: 80,
+    },
+    Layout {
+        minor: 12,
+        type_size: 920,
+        frame_size: 120,
+        cached_keys: 880,
+        frame_code: 0,
+        frame_object: 48,
+        frame_function: 16,
+        frame_locals: 40,
+        generator_frame: 72,
+    },
+    Layout {
+        minor: 13,
+        type_size: 928,
+        frame_size: 136,
+        cached_keys: 880,
+        frame_code: 0,
+        frame_object: 48,
+        frame_function: 16,
+        frame_locals: 40,
+        generator_frame: 72,
+    },
+];
+
+/// The same in all three: the frame's `f_frame`; its variables; how many values lie above them.
+const FRAME_DATA: usize = 24;
+const FRAME_STACK_TOP: usize = 64;
+const FRAME_VARIABLES: usize = 72;
+/// The same in all three, in a dict's keys.
+const KEYS_LOG2_INDEX_BYTES: usize = 9;
+const KEYS_KIND: usize = 10;
+const KEYS_COUNT: usize = 24;
+const KEYS_INDICES: usize = 32;
+const KEYS_KIND_GENERAL: u8 = 0;
+/// From the head of the youngest generation's list to a pointer to it, and to the list of what is frozen.
+const GENERATIONS_TO_YOUNGEST: usize = 72;
+const GENERATIONS_TO_FROZEN: usize = 80;
+const GENERATION_SIZE: usize = 24;
+/// The collector's two words lie before the object.
+const GC_HEAD_SIZE: usize = 16;
+
+static LAYOUT: PyOnceLock<Option<Layout>> = PyOnceLock::new();
+
+impl Layout {
+    fn get(py: Python<'_>) -> Option<Self> {
+        *LAYOUT.get_or_init(py, || Self::find(py).ok().flatten())
+    }
+
+    fn find(py: Python<'_>) -> PyResult<Option<Self>> {
+        let version = py.version_info();
+        let is_usual = version.major == 3 && cfg!(target_pointer_width = "64");
+        let sys = py.import("sys")?;
+        let is_cpython: bool = sys
+            .getattr("implementation")?
+            .getattr("name")?
+            .eq("cpython")?;
+        // Builds for debugging put more into every object; those without the lock are another world.
+        let is_debug = sys.hasattr("gettotalrefcount")? || sys.getattr("abiflags")?.eq("t")?;
+        if !is_usual || !is_cpython || is_debug {
+            return Ok(None);
+        }
+        let size = |of: Bound<'_, PyAny>| of.getattr("__basicsize__")?.extract::<usize>();
+        let type_size = size(py.get_type::<PyType>().into_any())?;
+        let frame_size = size(py.import("types")?.getattr("FrameType")?)?;
+        Ok(LAYOUTS.into_iter().find(|layout| {
+            layout.minor == version.minor
+                && layout.type_size == type_size
+                && layout.frame_size == frame_size
+        }))
+    }
+}
+
+/// The value at an address.
+///
+/// # Safety
+///
+/// A `T` that may be copied lies there, as CPython laid it out.
+unsafe fn read<T: Copy>(address: usize) -> T {
+    let place = std::ptr::with_exposed_provenance::<T>(address);
+    // SAFETY: as the caller promises; CPython aligns what it allocates to 8 bytes or more.
+    unsafe { place.read_unaligned() }
+}
+
+fn pointer(address: usize) -> *mut ffi::PyObject {
+    std::ptr::with_exposed_provenance_mut(address)
+}
+
+/// A new reference on the object at an address.
+fn object(py: Python<'_>, address: usize) -> Bound<'_, PyAny> {
+    // SAFETY: addresses of nodes are those of live objects (invariant 1), and so are those that live objects refer to.
+    unsafe { Bound::from_borrowed_ptr(py, pointer(address)) }
+}
+
+fn type_of(address: usize) -> *mut ffi::PyTypeObject {
+    // SAFETY: a live object (invariant 1).
+    unsafe { ffi::Py_TYPE(pointer(address)) }
+}
+
+fn flags_of(class: *mut ffi::PyTypeObject) -> u64 {
+    // SAFETY: the type of a live object lives.
+    unsafe { ffi::PyType_GetFlags(class) }
+}
+
+fn ref_count(address: usize) -> isize {
+    // SAFETY: a live object (invariant 1).
+    unsafe { ffi::Py_REFCNT(pointer(address)) }
+}
+
+fn is_subtype(class: *mut ffi::PyTypeObject, of: &Bound<'_, PyType>) -> bool {
+    // SAFETY: both types live.
+    unsafe { ffi::PyType_IsSubtype(class, of.as_type_ptr()) != 0 }
+}
+
+fn is_tracked(address: usize) -> bool {
+    // SAFETY: a live object (invariant 1) of a type with HAVE_GC, as the callers see to.
+    unsafe { ffi::PyObject_GC_IsTracked(pointer(address)) != 0 }
+}
+
+// ---- frames and attributes -------------------------------------------------------------------------
+
+/// What a frame refers to: the name of the variable, and the value's address. A variable that closures
+/// share is given as its cell. Values of an expression in progress, the function, and a dict of locals
+/// have no name.
+type Variables = Vec<(Option<String>, usize)>;
+
+fn frame_variables(frame: &Bound<'_, PyAny>) -> PyResult<Variables> {
+    let Some(layout) = Layout::get(frame.py()) else {
+        return variables_by_attribute(frame);
+    };
+    let code = frame.getattr("f_code")?;
+    let address = frame.as_ptr().expose_provenance();
+    // SAFETY: an object of the type whose size was checked (invariant 3).
+    let data = unsafe { read::<usize>(address + FRAME_DATA) };
+    Ok(match variables_at(layout, data, address, &code)? {
+        Some(variables) => variables,
+        None => variables_by_attribute(frame)?,
+    })
+}
+
+/// The same of a generator or coroutine; nothing if it is over, or the layout is not known.
+fn generator_variables(generator: &Bound<'_, PyAny>) -> PyResult<Variables> {
+    let py = generator.py();
+    let Some(layout) = Layout::get(py) else {
+        return Ok(Vec::new());
+    };
+    let types = py.import("types")?;
+    let class = generator.get_type();
+    for (name, code) in [
+        ("GeneratorType", "gi_code"),
+        ("CoroutineType", "cr_code"),
+        ("AsyncGeneratorType", "ag_code"),
+    ] {
+        let kind = types.getattr(name)?;
+        if !kind.is(&class) {
+            continue;
+        }
+        let size: usize = kind.getattr("__basicsize__")?.extract()?;
+        let data = generator.as_ptr().expose_provenance() + layout.generator_frame;
+        let code = generator.getattr(code)?;
+        // The frame's data come last in such an object: its size ends where the values begin.
+        if size == layout.generator_frame + FRAME_VARIABLES {
+            return Ok(variables_at(layout, data, 0, &code)?.unwrap_or_default());
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// Reads the data of a frame at an address; `None` if they are not those of this frame and code.
+fn variables_at(
+    layout: Layout,
+    data: usize,
+    frame: usize,
+    code: &Bound<'_, PyAny>,
+) -> PyResult<Option<Variables>> {
+    if data == 0 {
+        return Ok(Some(Vec::new()));
+    }
+    // SAFETY: the data of a frame or generator, in this layout (invariant 3).
+    let owner = unsafe { read::<usize>(data + layout.frame_object) };
+    // SAFETY: as above.
+    let owner_code = unsafe { read::<usize>(data + layout.frame_code) };
+    if owner_code != code.as_ptr().expose_provenance() || (frame != 0 && owner != frame) {
+        return Ok(None);
+    }
+    let names = variable_names(code)?;
+    // SAFETY: as above.
+    let top = unsafe { read::<i32>(data + FRAME_STACK_TOP) };
+    // Below zero: the function calls into C just now, and its expression's values are not counted.
+    let count = usize::try_from(top).unwrap_or(names.len());
+    let mut variables = Vec::new();
+    for offset in [layout.frame_function, layout.frame_locals] {
+        // SAFETY: as above.
+        let value = unsafe { read::<usize>(data + offset) };
+        if value != 0 && count >= names.len() {
+            variables.push((None, value));
+        }
+    }
+    for at in 0..count {
+        // SAFETY: that many values lie there, each null or a reference that the frame holds.
+        let value = unsafe { read::<usize>(data + FRAME_VARIABLES + at * size_of::<usize>()) };
+        if value != 0 {
+            variables.push((names.get(at).cloned(), value));
+        }
+    }
+    Ok(Some(variables))
+}
+
+/// The names in the order in which a frame keeps the values.
+fn variable_names(code: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    let mut names: Vec<String> = code.getattr("co_varnames")?.extract()?;
+    let cells: Vec<String> = code.getattr("co_cellvars")?.extract()?;
+    let own: Vec<String> = cells
+        .into_iter()
+        .filter(|cell| !names.contains(cell))
+        .collect();
+    names.extend(own);
+    names.extend(code.getattr("co_freevars")?.extract::<Vec<String>>()?);
+    Ok(names)
+}
+
+/// Where the layout is not known. Before 3.13 this leaves a dict with the frame: it is emptied.
+fn variables_by_attribute(frame: &Bound<'_, PyAny>) -> PyResult<Variables> {
+    let py = frame.py();
+    let is_old = py.version_info() < (3, 13);
+    let locals = frame.getattr("f_locals")?;
+    if locals.is(&frame.getattr("f_globals")?) {
+        return Ok(Vec::new());
+    }
+    let mut variables = Vec::new();
+    for item in locals.call_method0("items")?.try_iter()? {
+        let (name, value) = item?.extract::<(String, Bound<'_, PyAny>)>()?;
+        variables.push((Some(name), value.as_ptr().expose_provenance()));
+    }
+    if is_old && ref_count(locals.as_ptr().expose_provenance()) <= 2 {
+        locals.call_method0("clear")?;
+    }
+    Ok(variables)
+}
+
+/// The attributes of an instance that has no dict yet: names, and addresses of values. `None` if it
+/// keeps them in a dict, or the layout is not known.
+fn instance_values(
+    py: Python<'_>,
+    instance: &Bound<'_, PyAny>,
+) -> PyResult<Option<Vec<(String, usize)>>> {
+    let class = instance.get_type();
+    let flags = flags_of(class.as_type_ptr());
+    let Some(layout) = Layout::get(py) else {
+        return Ok(None);
+    };
+    if flags & MANAGED_DICT == 0 {
+        return Ok(None);
+    }
+    let address = instance.as_ptr().expose_provenance();
+    let values = match layout.minor {
+        // SAFETY: with that flag, a pointer to the values lies four words before the object.
+        11 => unsafe { read::<usize>(address - 32) },
+        // SAFETY: with that flag, such a pointer, less one, or a dict lies three words before it.
+        12 => match unsafe { read::<usize>(address - 24) } {
+            odd if odd & 1 == 1 => odd + 1,
+            _ => 0,
+        },
+        // SAFETY: with the second flag the values follow the object's two words; the fourth byte says whether they are in use.
+        13 if flags & INLINE_VALUES != 0 && unsafe { read::<u8>(address + 19) } == 1 => {
+            address + 24
+        }
+        _ => 0,
+    };
+    // SAFETY: instances with that flag are of types made by `class`, which have this field.
+    let keys =
+        unsafe { read::<usize>(class.as_ptr().expose_provenance() + layout.cached_keys) };
+    if values == 0 || keys == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the keys that all instances of the class share.
+    let (log2, kind, count) = unsafe {
+        (
+            read::<u8>(keys + KEYS_LOG2_INDEX_BYTES),
+            read::<u8>(keys + KEYS_KIND),
+            read::<usize>(keys + KEYS_COUNT),
+        )
+    };
+    if kind == KEYS_KIND_GENERAL || count > 64 {
+        return Ok(None);
+    }
+    let entries = keys + KEYS_INDICES + (1 << log2);
+    let mut found = Vec::new();
+    for at in 0..count {
+        // SAFETY: each key has a place among the values, which is null or a reference.
+        let value = unsafe { read::<usize>(values + at * 8) };
+        // SAFETY: entries of keys that are all strings are two words, the first the key.
+        let key = unsafe { read::<usize>(entries + at * 16) };
+        if value != 0 && key != 0 {
+            found.push((object(py, key).extract::<String>()?, value));
+        }
+    }
+    Ok(Some(found))
+}
+
+/// Where the interpreter keeps the heads of the collector's lists, the youngest first.
+fn generations(gc: &Bound<'_, PyModule>) -> PyResult<Option<usize>> {
+    for generation in [2, 1, 0] {
+        let objects = gc.call_method1("get_objects", (generation,))?;
+        let objects = objects.cast_into::<PyList>()?;
+        // `get_objects` goes along the list: behind the last object comes the list's head, a part of the
+        // interpreter's state. The youngest list ends in the object just made.
+        let last = match objects.len().checked_sub(1) {
+            _ if generation == 0 => objects.as_ptr().expose_provenance(),
+            Some(last) => objects.get_item(last)?.as_ptr().expose_provenance(),
+            None => continue,
+        };
+        // SAFETY: a tracked object has the collector's two words before it, the first of which leads on.
+        let head = unsafe { read::<usize>(last - GC_HEAD_SIZE) };
+        let first = head.wrapping_sub(generation * GENERATION_SIZE);
+        // SAFETY: if that was the head, the state goes on for longer than this; and any object of the
+        // allocator's has as much memory of its arena behind it.
+        let youngest = unsafe { read::<usize>(first + GENERATIONS_TO_YOUNGEST) };
+        if youngest == first {
+            return Ok(Some(first));
+        }
+    }
+    Ok(None)
+}
+
+/// What `gc.freeze` has hidden: the addresses. `None` if it cannot be found.
+fn frozen_objects(py: Python<'_>, gc: &Bound<'_, PyModule>) -> PyResult<Option<Vec<usize>>> {
+    let count: usize = gc.call_method0("get_freeze_count")?.extract()?;
+    if count == 0 {
+        return Ok(Some(Vec::new()));
+    }
+    if Layout::get(py).is_none() {
+        return Ok(None);
+    }
+    let Some(generations) = generations(gc)? else {
+        return Ok(None);
+    };
+    let frozen = generations + GENERATIONS_TO_FROZEN;
+    let mut found = Vec::with_capacity(count);
+    // SAFETY: the head of the list of frozen objects, as the pointer before it confirms.
+    let mut at = unsafe { read::<usize>(frozen) };
+    while at != frozen && at != 0 && found.len() <= count {
+        found.push(at + GC_HEAD_SIZE);
+        // SAFETY: a member of that list, which is a ring.
+        at = unsafe { read::<usize>(at) };
+    }
+    Ok((found.len() == count).then_some(found))
+}
+
+// ---- the graph -------------------------------------------------------------------------------------
+
+/// Positions of nodes by address: open addressing, at most three fifths full.
+struct Table {
+    slots: Vec<(usize, u32)>,
+    len: usize,
+}
+
+impl Table {
+    fn with_capacity(count: usize) -> Self {
+        Self {
+            slots: vec![(0, 0); (count * 2).next_power_of_two().max(1 << 10)],
+            len: 0,
+        }
+    }
+
+    fn slot(&self, address: usize) -> usize {
+        let mask = self.slots.len() - 1;
+        // Objects are aligned to 16 bytes; neighbours go to neighbouring slots, for the cache's sake.
+        let mut at = ((address >> 4) ^ (address >> 24)) & mask;
+        while self.slots[at].0 != 0 && self.slots[at].0 != address {
+            at = (at + 1) & mask;
+        }
+        at
+    }
+
+    fn get(&self, address: usize) -> Option<u32> {
+        let (key, position) = self.slots[self.slot(address)];
+        (key != 0).then_some(position)
+    }
+
+    fn insert(&mut self, address: usize, position: u32) {
+        if self.len * 5 > self.slots.len() * 3 {
+            let old = std::mem::take(&mut self.slots);
+            self.slots = vec![(0, 0); old.len() * 2];
+            for (key, position) in old.into_iter().filter(|(key, _)| *key != 0) {
+                let at = self.slot(key);
+                self.slots[at] = (key, position);
+            }
+        }
+        let at = self.slot(address);
+        self.len += usize::from(self.slots[at].0 == 0);
+        self.slots[at] = (address, position);
+    }
+}
+
+/// Why an object needs nobody to hold it.
+#[derive(Clone, Debug)]
+enum Root {
+    /// A module, or its dict.
+    Module(String),
+    /// A function that runs, on the thread of this number.
+    Frame(u64),
+    /// The exception that the thread of this number handles.
+    Exception(u64),
+    /// What `contextvars` calls a context, held by the interpreter.
+    Context,
+}
+
+/// What kinds of objects are noted when they are met.
+struct Kinds<'py> {
+    wanted: Vec<Bound<'py, PyType>>,
+    by_type: HashMap<usize, Kind>,
+    capsule: usize,
+    array: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Kind {
+    wanted: Option<u8>,
+    has_gc: bool,
+    traverse: Option<ffi::traverseproc>,
+}
+
+impl Kinds<'_> {
+    fn of(&mut self, class: *mut ffi::PyTypeObject) -> Kind {
+        let wanted = &self.wanted;
+        *self
+            .by_type
+            .entry(class.expose_provenance())
+            .or_insert_with(|| {
+                let at = wanted.iter().position(|of| is_subtype(class, of));
+                let has_gc = flags_of(class) & HAVE_GC != 0;
+                // SAFETY: the slot of a live type; for this number it is null or such a function.
+                let traverse = unsafe {
+                    std::mem::transmute::<*mut c_void, Option<ffi::traverseproc>>(
+                        ffi::PyType_GetSlot(class, ffi::Py_tp_traverse),
+                    )
+                };
+                Kind {
+                    wanted: at.and_then(|at| u8::try_from(at).ok()),
+                    has_gc,
+                    traverse: traverse.filter(|_| has_gc),
+                }
+            })
+    }
+}
+
+/// What is under construction; `visit` gets a pointer to it.
+struct Builder<'py> {
+    py: Python<'py>,
+    addresses: Vec<usize>,
+    table: Table,
+    edges: Vec<u32>,
+    kinds: Kinds<'py>,
+    extra: Vec<Py<PyAny>>,
+    capsules: Vec<u32>,
+}
+
+impl Builder<'_> {
+    /// The position of an object, which becomes a node if it is none yet.
+    fn node(&mut self, address: usize) -> u32 {
+        if let Some(position) = self.table.get(address) {
+            return position;
+        }
+        self.extra.push(object(self.py, address).unbind());
+        self.push(address)
+    }
+
+    fn push(&mut self, address: usize) -> u32 {
+        let position = u32::try_from(self.addresses.len()).unwrap_or(u32::MAX);
+        self.addresses.push(address);
+        self.table.insert(address, position);
+        position
+    }
+
+    /// Notes that the object in progress refers to the one at this address.
+    fn edge(&mut self, address: usize) {
+        if let Some(position) = self.table.get(address) {
+            self.edges.push(position);
+            return;
+        }
+        let class = type_of(address);
+        let number = class.expose_provenance();
+        let kind = self.kinds.of(class);
+        let is_capsule = number == self.kinds.capsule;
+        // Tracked but not listed: frozen. Others matter only if they are asked for, or known to hold something.
+        let is_node = kind.wanted.is_some()
+            || is_capsule
+            || number == self.kinds.array
+            || (kind.has_gc && is_tracked(address));
+        if is_node {
+            let position = self.node(address);
+            self.edges.push(position);
+            if is_capsule {
+                self.capsules.push(position);
+            }
+        }
+    }
+}
+
+/// Called by `tp_traverse` for each reference.
+extern "C" fn visit(referent: *mut ffi::PyObject, builder: *mut c_void) -> c_int {
+    // SAFETY: the pointer that `Heap::build` passed along, which nothing else uses meanwhile.
+    let builder = unsafe { &mut *builder.cast::<Builder<'_>>() };
+    if !referent.is_null() {
+        builder.edge(referent.expose_provenance());
+    }
+    0
+}
+
+/// The graph of Python's objects at the moment it was made. See the module's description.
+#[pyclass(frozen, name = "Heap", module = "lastref._lastref")]
+pub(crate) struct PyHeap {
+    /// Keeps the tracked objects alive, and the others (invariant 1).
+    _tracked: Py<PyList>,
+    extra: Vec<Py<PyAny>>,
+    addresses: Vec<usize>,
+    table: Table,
+    /// Edges from node `n`: `targets[starts[n]..starts[n + 1]]`; and to it, likewise.
+    starts: Vec<u32>,
+    targets: Vec<u32>,
+    sources_starts: Vec<u32>,
+    sources: Vec<u32>,
+    roots: HashMap<u32, Root>,
+    /// The search's own frames and containers: they hold nothing.
+    own: HashSet<u32>,
+    frozen: HashSet<u32>,
+    instances: Vec<(u8, u32)>,
+    capsules: Vec<u32>,
+    /// For each node, the references on it that were counted but not found.
+    uncounted: Vec<i32>,
+    truncated: bool,
+    knows_frozen: bool,
+    until: Instant,
+}
+
+#[pymethods]
+impl PyHeap {
+    /// Reads the graph. `wanted` are types whose instances are noted; frames at the top of this
+    /// thread whose code is in files that start with `own_files` are the search's own, and so are the
+    /// containers `own`.
+    #[new]
+    #[pyo3(signature = (wanted, own_files, seconds, max_edges, own = Vec::new()))]
+    fn new(
+        py: Python<'_>,
+        wanted: Vec<Bound<'_, PyType>>,
+        own_files: &str,
+        seconds: f64,
+        max_edges: usize,
+        own: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let until = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e6));
+        let gc = py.import("gc")?;
+        let modules = py.import("sys")?.getattr("modules")?.cast_into::<PyDict>()?;
+        let modules: Vec<(String, Bound<'_, PyAny>)> = modules
+            .iter()
+            .filter_map(|(name, module)| Some((name.extract().ok()?, module)))
+            .collect();
+        let frames = running_frames(py, own_files)?;
+        let exceptions = handled_exceptions(py)?;
+        let context = py.import("contextvars")?.getattr("Context")?;
+        let array = match py.import("sys")?.getattr("modules")?.get_item("numpy") {
+            Ok(numpy) => numpy.getattr("ndarray")?.as_ptr().expose_provenance(),
+            Err(_) => 0,
+        };
+        let capsule = pyo3::types::PyCapsule::type_object(py);
+        let frozen = frozen_objects(py, &gc)?;
+        let mut variables = Vec::new();
+        for (frame, _) in &frames {
+            variables.push(frame_variables(frame)?);
+        }
+        let tracked = gc.call_method0("get_objects")?.cast_into::<PyList>()?;
+        // From here on no Python object is made (invariant 2).
+        let mut builder = Builder {
+            py,
+            addresses: Vec::with_capacity(tracked.len() + (1 << 12)),
+            table: Table::with_capacity(tracked.len() + (1 << 12)),
+            edges: Vec::with_capacity(tracked.len() * 3),
+            kinds: Kinds {
+                wanted,
+                by_type: HashMap::new(),
+                capsule: capsule.as_ptr().expose_provenance(),
+                array,
+            },
+            extra: Vec::new(),
+            capsules: Vec::new(),
+        };
+        for tracked in tracked.iter() {
+            builder.push(tracked.as_ptr().expose_provenance());
+        }
+        let mut heap = Self {
+            _tracked: tracked.unbind(),
+            extra: Vec::new(),
+            addresses: Vec::new(),
+            table: Table::with_capacity(0),
+            starts: Vec::new(),
+            targets: Vec::new(),
+            sources_starts: Vec::new(),
+            sources: Vec::new(),
+            roots: HashMap::new(),
+            own: HashSet::new(),
+            frozen: HashSet::new(),
+            instances: Vec::new(),
+            capsules: Vec::new(),
+            uncounted: Vec::new(),
+            truncated: false,
+            knows_frozen: frozen.is_some(),
+            until,
+        };
+        for address in frozen.into_iter().flatten() {
+            let node = builder.node(address);
+            heap.frozen.insert(node);
+        }
+        for (name, module) in modules {
+            let node = builder.node(module.as_ptr().expose_provenance());
+            heap.roots.entry(node).or_insert(Root::Module(name.clone()));
+            if let Ok(module) = module.cast::<PyModule>() {
+                let dict = module.dict().as_ptr().expose_provenance();
+                let node = builder.node(dict);
+                heap.roots.entry(node).or_insert(Root::Module(name));
+            }
+        }
+        for own in &own {
+            heap.own.insert(builder.node(own.as_ptr().expose_provenance()));
+        }
+        let mut running = HashMap::new();
+        let mut variables = variables.into_iter();
+        for (frame, thread) in &frames {
+            let node = builder.node(frame.as_ptr().expose_provenance());
+            running.insert(node, variables.next().unwrap_or_default());
+            match thread {
+                None => drop(heap.own.insert(node)),
+                Some(thread) => drop(heap.roots.insert(node, Root::Frame(*thread))),
+            }
+        }
+        for (exception, thread) in &exceptions {
+            let node = builder.node(exception.as_ptr().expose_provenance());
+            heap.roots.entry(node).or_insert(Root::Exception(*thread));
+        }
+        heap.traverse(&mut builder, &running, max_edges);
+        heap.addresses = builder.addresses;
+        heap.table = builder.table;
+        heap.targets = builder.edges;
+        heap.extra = builder.extra;
+        heap.capsules = builder.capsules;
+        (heap.sources_starts, heap.sources) = reversed(&heap.starts, &heap.targets);
+        heap.uncounted = (0..heap.addresses.len())
+            .map(|node| heap.count_unfound(position(node)))
+            .collect();
+        let context = context.as_ptr().expose_provenance();
+        for node in 0..heap.addresses.len() {
+            let is_context = type_of(heap.addresses[node]).expose_provenance() == context;
+            if is_context && heap.uncounted[node] > 0 {
+                heap.roots.entry(position(node)).or_insert(Root::Context);
+            }
+        }
+        Ok(heap)
+    }
+
+    /// How many objects were looked at.
+    #[getter]
+    fn num_objects(&self) -> usize {
+        self.addresses.len()
+    }
+
+    /// How many references were found.
+    #[getter]
+    fn num_references(&self) -> usize {
+        self.targets.len()
+    }
+
+    /// Whether time or space ran out before all was seen.
+    #[getter]
+    fn truncated(&self) -> bool {
+        self.truncated
+    }
+
+    /// Whether all frozen objects were seen, not only those that others refer to.
+    #[getter]
+    fn knows_frozen(&self) -> bool {
+        self.knows_frozen
+    }
+
+    /// The instances of one of the wanted types, by its position among them.
+    fn instances<'py>(&self, py: Python<'py>, wanted: u8) -> PyResult<Bound<'py, PyList>> {
+        let chosen = self.instances.iter().filter(|(of, _)| *of == wanted);
+        let objects: Vec<_> = chosen.map(|(_, node)| self.object(py, *node)).collect();
+        PyList::new(py, objects)
+    }
+
+    /// The capsules that hold a DLPack tensor nobody has taken, with the address of its data.
+    fn capsules<'py>(&self, py: Python<'py>) -> Vec<(Bound<'py, PyAny>, usize)> {
+        let mut found = Vec::new();
+        let mut seen = HashSet::new();
+        for node in self.capsules.iter().filter(|node| seen.insert(**node)) {
+            let capsule = self.object(py, *node);
+            if let Some(data) = capsule_data(&capsule) {
+                found.push((capsule, data));
+            }
+        }
+        found
+    }
+
+    /// Whether this object is among those that `gc.freeze` has hidden.
+    fn is_frozen(&self, object: &Bound<'_, PyAny>) -> bool {
+        self.find(object)
+            .is_some_and(|node| self.frozen.contains(&node))
+    }
+
+    /// The ways from roots to one of these objects, shortest first: for each root the shortest, and one
+    /// through each direct holder. Each is the kind of root, its name, its thread, and the objects.
+    #[expect(clippy::type_complexity, reason = "rows for Python")]
+    fn paths<'py>(
+        &self,
+        py: Python<'py>,
+        to: Vec<Bound<'py, PyAny>>,
+        limit: usize,
+    ) -> Vec<(&'static str, Option<String>, Option<u64>, Vec<Bound<'py, PyAny>>)> {
+        let goals = self.positions(&to);
+        let mut ways = self.ways(&goals, limit, true);
+        if ways.is_empty() {
+            ways = self.ways(&goals, limit, false);
+        }
+        ways.into_iter()
+            .map(|way| {
+                let (kind, name, thread) = match &self.roots[&way[0]] {
+                    Root::Module(name) => ("module", Some(name.clone()), None),
+                    Root::Frame(thread) => ("frame", None, Some(*thread)),
+                    Root::Exception(thread) => ("exception", None, Some(*thread)),
+                    Root::Context => ("context", None, None),
+                };
+                let objects = way.iter().map(|node| self.object(py, *node)).collect();
+                (kind, name, thread, objects)
+            })
+            .collect()
+    }
+
+    /// The shortest cycle that holds one of these objects: the cycle's objects, from one back to
+    /// itself, then the way from it to the object. `None` if no cycle does.
+    #[expect(clippy::type_complexity, reason = "a row for Python")]
+    fn cycle<'py>(
+        &self,
+        py: Python<'py>,
+        to: Vec<Bound<'py, PyAny>>,
+    ) -> Option<(Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>)> {
+        let (cycle, way) = self.shortest_cycle(&self.positions(&to))?;
+        let objects =
+            |nodes: Vec<u32>| nodes.into_iter().map(|node| self.object(py, node)).collect();
+        Some((objects(cycle), objects(way)))
+    }
+
+    /// Objects that hold one of these and are themselves held by references that were not found: the
+    /// way to it from each, and how many such references there are.
+    fn native<'py>(
+        &self,
+        py: Python<'py>,
+        to: Vec<Bound<'py, PyAny>>,
+        limit: usize,
+    ) -> Vec<(i32, Vec<Bound<'py, PyAny>>)> {
+        let goals = self.positions(&to);
+        let search = self.backwards(&goals, false, &HashSet::new(), |_, _| false);
+        let mut found = Vec::new();
+        for node in &search.visited {
+            let count = self.uncounted[*node as usize];
+            if count > 0 && found.len() < limit {
+                let way = search.way(*node);
+                found.push((count, way.iter().map(|at| self.object(py, *at)).collect()));
+            }
+        }
+        found
+    }
+
+    /// How many references on an object were counted but not found when the graph was made: those of
+    /// C++ and Rust, and of expressions in progress.
+    fn uncounted_references(&self, object: &Bound<'_, PyAny>) -> i32 {
+        self.find(object)
+            .map_or(0, |node| self.uncounted[node as usize])
+    }
+}
+
+impl PyHeap {
+    fn object<'py>(&self, py: Python<'py>, node: u32) -> Bound<'py, PyAny> {
+        object(py, self.addresses[node as usize])
+    }
+
+    fn find(&self, object: &Bound<'_, PyAny>) -> Option<u32> {
+        self.table.get(object.as_ptr().expose_provenance())
+    }
+
+    fn positions(&self, objects: &[Bound<'_, PyAny>]) -> Vec<u32> {
+        objects.iter().filter_map(|object| self.find(object)).collect()
+    }
+
+    /// Asks every node what it refers to; nodes are added meanwhile.
+    fn traverse(
+        &mut self,
+        builder: &mut Builder<'_>,
+        running: &HashMap<u32, Variables>,
+        max_edges: usize,
+    ) {
+        let mut at = 0;
+        while at < builder.addresses.len() {
+            self.starts.push(position(builder.edges.len()));
+            if at % CLOCK_EVERY == 0 && Instant::now() >= self.until
+                || builder.edges.len() >= max_edges.min(u32::MAX as usize / 2)
+            {
+                self.truncated = true;
+            }
+            let node = position(at);
+            let address = builder.addresses[at];
+            let kind = builder.kinds.of(type_of(address));
+            if let Some(wanted) = kind.wanted {
+                self.instances.push((wanted, node));
+            }
+            if self.truncated {
+                // The nodes there are keep their places.
+            } else if let Some(variables) = running.get(&node) {
+                for (_, value) in variables {
+                    builder.edge(*value);
+                }
+            } else if type_of(address).expose_provenance() == builder.kinds.array {
+                if let Ok(base) = object(builder.py, address).getattr("base") {
+                    builder.edge(base.as_ptr().expose_provenance());
+                }
+            } else if let Some(traverse) = kind.traverse
+                // What is not tracked is not ready to be asked.
+                && is_tracked(address)
+            {
+                let argument: *mut c_void = std::ptr::from_mut(builder).cast();
+                // SAFETY: the function of the object's own type, on a live object (invariant 1), as
+                // the collector calls it: it calls `visit` and changes nothing.
+                unsafe { traverse(pointer(address), visit, argument) };
+            }
+            at += 1;
+        }
+        self.starts.push(position(builder.edges.len()));
+    }
+
+    fn targets(&self, node: u32) -> &[u32] {
+        let node = node as usize;
+        &self.targets[self.starts[node] as usize..self.starts[node + 1] as usize]
+    }
+
+    fn sources(&self, node: u32) -> &[u32] {
+        let node = node as usize;
+        &self.sources[self.sources_starts[node] as usize..self.sources_starts[node + 1] as usize]
+    }
+
+    /// References on a node that were counted but not found, without this heap's own.
+    fn count_unfound(&self, node: u32) -> i32 {
+        let count = ref_count(self.addresses[node as usize]);
+        if count >= IMMORTAL {
+            return 0;
+        }
+        let found = isize::try_from(self.sources(node).len()).unwrap_or(isize::MAX);
+        i32::try_from(count - found - 1).unwrap_or(0)
+    }
+
+    /// Whether this edge says nothing about who holds the object: every instance refers to its class,
+    /// and every class to those it derives from.
+    fn is_idle(&self, from: u32, to: u32) -> bool {
+        let (from, to) = (self.addresses[from as usize], self.addresses[to as usize]);
+        let class = type_of(from).expose_provenance();
+        if class == to {
+            return true;
+        }
+        let is_class = |address| {
+            // Py_TPFLAGS_TYPE_SUBCLASS
+            flags_of(type_of(address)) & (1 << 31) != 0
+        };
+        is_class(to) && is_class(from)
+    }
+
+    /// Backwards from the goals, breadth first, not beyond roots. `ends` is asked about every edge from
+    /// a root, and ends the search by saying so.
+    fn backwards(
+        &self,
+        goals: &[u32],
+        skips_idle: bool,
+        blocked: &HashSet<u32>,
+        mut ends: impl FnMut(&Search, (u32, u32)) -> bool,
+    ) -> Search {
+        let mut search = Search::default();
+        for goal in goals {
+            if search.next.insert(*goal, None).is_none() {
+                search.visited.push(*goal);
+            }
+        }
+        let mut at = 0;
+        while at < search.visited.len() && search.visited.len() < MAX_VISITED {
+            let node = search.visited[at];
+            at += 1;
+            if at % CLOCK_EVERY == 0 && Instant::now() > self.until + Duration::from_secs(1) {
+                break;
+            }
+            for from in self.sources(node) {
+                let is_out = self.own.contains(from) || blocked.contains(from);
+                if is_out || (skips_idle && self.is_idle(*from, node)) {
+                    continue;
+                }
+                if self.roots.contains_key(from) {
+                    if ends(&search, (*from, node)) {
+                        return search;
+                    }
+                } else if !search.next.contains_key(from) {
+                    search.next.insert(*from, Some(node));
+                    search.visited.push(*from);
+                }
+            }
+        }
+        search
+    }
+
+    /// See [`PyHeap::paths`].
+    fn ways(&self, goals: &[u32], limit: usize, skips_idle: bool) -> Vec<Vec<u32>> {
+        let mut ways: Vec<Vec<u32>> = Vec::new();
+        let mut seen = HashSet::new();
+        for goal in goals.iter().filter(|goal| self.roots.contains_key(goal)) {
+            ways.push(vec![*goal]);
+        }
+        self.backwards(goals, skips_idle, &HashSet::new(), |search, (root, node)| {
+            if seen.insert((root, node)) {
+                let mut way = vec![root];
+                way.extend(search.way(node));
+                ways.push(way);
+            }
+            ways.len() >= limit
+        });
+        // One through each object that refers to a goal itself.
+        let is_goal: HashSet<u32> = goals.iter().copied().collect();
+        let mut shown: HashSet<(u32, u32)> = ways
+            .iter()
+            .filter_map(|way| Some((*way.get(way.len().checked_sub(2)?)?, *way.last()?)))
+            .collect();
+        let mut direct = 0;
+        for goal in goals {
+            for holder in self.sources(*goal) {
+                let is_new = !self.roots.contains_key(holder)
+                    && !is_goal.contains(holder)
+                    && !self.own.contains(holder)
+                    && !(skips_idle && self.is_idle(*holder, *goal))
+                    && direct < MAX_DIRECT
+                    && ways.len() < limit
+                    && shown.insert((*holder, *goal));
+                if !is_new {
+                    continue;
+                }
+                direct += 1;
+                // Not through a goal: that would be a way to this one by another that is shown.
+                let mut found = None;
+                self.backwards(&[*holder], skips_idle, &is_goal, |search, (root, node)| {
+                    found = Some([vec![root], search.way(node), vec![*goal]].concat());
+                    true
+                });
+                ways.extend(found);
+            }
+        }
+        ways.sort_by_key(Vec::len);
+        ways.truncate(limit);
+        ways
+    }
+
+    /// See [`PyHeap::cycle`].
+    fn shortest_cycle(&self, goals: &[u32]) -> Option<(Vec<u32>, Vec<u32>)> {
+        let search = self.backwards(goals, true, &HashSet::new(), |_, _| false);
+        // From each, nearest first, forward within what leads to the goals, until it comes back.
+        for start in search.visited.iter().take(1 << 10) {
+            let mut came_from: HashMap<u32, u32> = HashMap::new();
+            let mut queue = VecDeque::from([*start]);
+            while let Some(node) = queue.pop_front() {
+                for to in self.targets(node) {
+                    if self.is_idle(node, *to) || self.roots.contains_key(to) {
+                        continue;
+                    }
+                    if to == start {
+                        let mut cycle = vec![*start];
+                        let mut at = node;
+                        while at != *start {
+                            cycle.push(at);
+                            at = came_from[&at];
+                        }
+                        cycle.push(*start);
+                        cycle.reverse();
+                        return Some((cycle, search.way(*start)));
+                    }
+                    if search.next.contains_key(to) && !came_from.contains_key(to) {
+                        came_from.insert(*to, node);
+                        queue.push_back(*to);
+                    }
+                }
+                if came_from.len() > 1 << 16 {
+                    break;
+                }
+            }
+        }
+        None
+    }
+}
+
+/// A search backwards: for each node it came to, the next one on the way to a goal.
+#[derive(Default)]
+struct Search {
+    next: HashMap<u32, Option<u32>>,
+    visited: Vec<u32>,
+}
+
+impl Search {
+    /// The nodes from this one to a goal.
+    fn way(&self, node: u32) -> Vec<u32> {
+        let mut way = vec![node];
+        let mut at = node;
+        while let Some(Some(next)) = self.next.get(&at) {
+            way.push(*next);
+            at = *next;
+        }
+        way
+    }
+}
+
+/// A position among nodes or edges; both are kept below 2^32.
+fn position(at: usize) -> u32 {
+    u32::try_from(at).unwrap_or(u32::MAX)
+}
+
+/// For each node, which nodes refer to it.
+fn reversed(starts: &[u32], targets: &[u32]) -> (Vec<u32>, Vec<u32>) {
+    let count = starts.len() - 1;
+    let mut ends = vec![0_u32; count + 1];
+    for target in targets {
+        ends[*target as usize + 1] += 1;
+    }
+    for at in 0..count {
+        ends[at + 1] += ends[at];
+    }
+    let mut fill = ends.clone();
+    let mut sources = vec![0_u32; targets.len()];
+    for node in 0..count {
+        for target in &targets[starts[node] as usize..starts[node + 1] as usize] {
+            let at = &mut fill[*target as usize];
+            sources[*at as usize] = position(node);
+            *at += 1;
+        }
+    }
+    (ends, sources)
+}
+
+/// The frames of all threads, each with its thread; the search's own with none.
+fn running_frames<'py>(
+    py: Python<'py>,
+    own_files: &str,
+) -> PyResult<Vec<(Bound<'py, PyAny>, Option<u64>)>> {
+    let mut found = Vec::new();
+    let this: u64 = py.import("threading")?.call_method0("get_ident")?.extract()?;
+    let tops = py.import("sys")?.call_method0("_current_frames")?;
+    for (thread, top) in tops.cast_into::<PyDict>()?.iter() {
+        let thread: u64 = thread.extract()?;
+        let mut is_own = thread == this;
+        let mut frame = top;
+        while !frame.is_none() {
+            if is_own {
+                let file = frame.getattr("f_code")?.getattr("co_filename")?;
+                is_own = file.extract::<String>()?.starts_with(own_files);
+            }
+            let next = frame.getattr("f_back")?;
+            found.push((frame, (!is_own).then_some(thread)));
+            frame = next;
+        }
+    }
+    Ok(found)
+}
+
+/// The exceptions that threads are handling.
+fn handled_exceptions(py: Python<'_>) -> PyResult<Vec<(Bound<'_, PyAny>, u64)>> {
+    let mut found = Vec::new();
+    let all = py.import("sys")?.call_method0("_current_exceptions")?;
+    for (thread, value) in all.cast_into::<PyDict>()?.iter() {
+        // Before 3.12 a tuple of type, value and traceback.
+        let exception = match value.cast::<PyTuple>() {
+            Ok(triple) => triple.get_item(1)?,
+            Err(_) => value,
+        };
+        if !exception.is_none() {
+            found.push((exception, thread.extract()?));
+        }
+    }
+    Ok(found)
+}
+
+/// The address of the data of the tensor in a capsule that nobody has taken it from.
+fn capsule_data(capsule: &Bound<'_, PyAny>) -> Option<usize> {
+    for name in NAMES_OF_CAPSULES {
+        // SAFETY: any object and a name with a zero at the end; the answer is whether it is such a capsule.
+        let is_valid = unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) };
+        if is_valid == 0 {
+            continue;
+        }
+        // SAFETY: it is one.
+        let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr()) };
+        let managed = managed.expose_provenance();
+        // With a version, four words come before the tensor: the version, the context, the deleter, the flags.
+        let offset = if name == NAMES_OF_CAPSULES[0] { 0 } else { 32 };
+        // SAFETY: a capsule of this name points to such a structure, in which the data's address comes first and the offset last.
+        let (data, byte_offset) = unsafe {
+            (
+                read::<usize>(managed + offset),
+                read::<usize>(managed + offset + 40),
+            )
+        };
+        return Some(data + byte_offset);
+    }
+    None
+}
+
+/// What a frame, generator or coroutine holds, without leaving anything with it: pairs of a name and a value. A variable that closures share is given as its cell; the values of an expression in progress
+/// have the name `None`.
+#[pyfunction]
+pub(crate) fn heap_frame_variables<'py>(
+    frame: &Bound<'py, PyAny>,
+) -> PyResult<Vec<(Option<String>, Bound<'py, PyAny>)>> {
+    let is_frame = frame.get_type().name()? == "frame";
+    let variables = if is_frame {
+        frame_variables(frame)?
+    } else {
+        generator_variables(frame)?
+    };
+    Ok(variables
+        .into_iter()
+        .map(|(name, address)| (name, object(frame.py(), address)))
+        .collect())
+}
+
+/// The attributes of an instance without making the dict it may not have: pairs of a name and a value.
+/// `None` if it has a dict, or none at all.
+#[pyfunction]
+pub(crate) fn heap_instance_values<'py>(
+    instance: &Bound<'py, PyAny>,
+) -> PyResult<Option<Vec<(String, Bound<'py, PyAny>)>>> {
+    let py = instance.py();
+    Ok(instance_values(py, instance)?.map(|values| {
+        values
+            .into_iter()
+            .map(|(name, address)| (name, object(py, address)))
+            .collect()
+    }))
+}
