@@ -292,12 +292,12 @@ def _report_text(
     summary: str,
 ) -> str:
     """What is added to an error's text: the summary, what kept Python's collector from freeing, the report."""
-    text = "\n  ".join([summary, *(f"python's gc {obstacle}" for obstacle in obstacles)])
+    lines = [f"  python's gc {obstacle}" for obstacle in obstacles]
     if any(each.report for each in _guards.copy()):
         made = _make_report(device, num_bytes, rungs)
         if made is not None:
-            text += "\n" + str(made)
-    return text
+            return "\n".join(["lastref: nothing that was tried freed enough", *lines, str(made)])
+    return "\n".join([summary, *lines])
 
 
 def _make_report(
