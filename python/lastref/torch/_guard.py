@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _lastref
 from .. import gc as _lastref_gc
@@ -56,7 +56,7 @@ class Guard:
         self,
         mode: str,
         why: str | None,
-        report: bool,
+        report: bool | Literal["apart"],
         callbacks: tuple[Callback, ...],
         signal: int | None,
         thresholds: dict[int, int],
@@ -105,7 +105,7 @@ def guard(
     *,
     signal: int | None = None,
     byte_threshold: int | None = None,
-    report: bool = True,
+    report: bool | Literal["apart"] = True,
     callbacks: Iterable[Callback] = (),
 ) -> Guard:
     """Has dead cycles collected before an allocation of PyTorch's on a GPU fails.
@@ -141,7 +141,8 @@ def guard(
         signal: a signal, such as ``signal.SIGUSR2``, at which the running program writes a report.
         byte_threshold: what to set by `lastref.gc.set_byte_threshold` on every device, until the guard ends.
         report: whether an error's text gets the report of who holds the memory. Without, it says
-            in a few lines how much is live, cached and pending, and what was tried.
+            in a few lines how much is live, cached and pending, and what was tried. With ``"apart"`` it says
+            so too, and the report goes to the folder that ``LASTREF_REPORT_DIR`` names, if it names one.
         callbacks: called one after the other with the device's index and the bytes that are wanted, when
             the collector has not freed enough; after each the allocation is tried again. An exception
             in one is printed and otherwise ignored.
@@ -295,7 +296,7 @@ def _report_text(
     lines = [f"  python's gc {obstacle}" for obstacle in obstacles]
     if any(each.report for each in _guards.copy()):
         made = _make_report(device, num_bytes, rungs)
-        if made is not None:
+        if made is not None and any(each.report is True for each in _guards.copy()):
             return "\n".join(["lastref: nothing that was tried freed enough", *lines, str(made)])
     return "\n".join([summary, *lines])
 
@@ -352,5 +353,5 @@ def _on_failure(device: int, num_bytes: int, limit: int, free: int) -> None:
     _observed_failures += 1
     if any(each.report for each in guards):
         made = _make_report(device, num_bytes, [])
-        if made is not None:
+        if made is not None and any(each.report is True for each in guards):
             print(str(made), file=sys.stderr)

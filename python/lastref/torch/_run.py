@@ -43,9 +43,11 @@ def start(settings: dict[str, Any]) -> None:
 
 
 def _guard(settings: dict[str, Any]) -> None:
-    from . import guard
+    from . import _guard as module
 
-    guard(signal=settings["signal"])
+    # A report is made at each failure, while the frames that failed are still there; it is shown if the
+    # program dies.
+    module.guard(signal=settings["signal"], report="apart")
 
 
 def _at_exit(settings: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ def run_torch(standin: Path) -> RunTorch:
         }
         variables |= {
             "LD_LIBRARY_PATH": str(standin),
-            "LD_PRELOAD": str(standin / "liblastref_standin_cudart.so"),
+            "LD_PRELOAD": ":".join(str(path) for path in sorted(standin.glob("liblastref_standin_*.so"))),
             "LASTREF_STANDIN_MIB": str(mib),
             "LASTREF_STANDIN_DEVICES": str(devices),
             **(env or {}),
