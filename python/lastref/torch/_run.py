@@ -8,6 +8,7 @@ report is printed at exit instead: Python keeps the exception in `sys.last_value
 
 import atexit
 import os
+import re
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,17 @@ _reported: list[int] = []
 def start(settings: dict[str, Any]) -> None:
     """Guards the program from here on."""
     # What the report needs is imported while there is memory.
-    from . import _report, _retry  # noqa: F401
+    from . import _guard, _report, _retry  # noqa: F401
 
-    if settings["collect"] or settings["signal"] is not None:
-        try:
-            _guard(settings)
-        except Exception as error:
-            _jobs.say(f"not guarded: {error}; if the program runs out of memory, there is a report nevertheless")
+    try:
+        if settings["collect"]:
+            # A report is made at each failure, while the frames that failed are still there; it is shown if
+            # the program dies.
+            _guard.guard(signal=settings["signal"], report="apart")
+        elif settings["signal"] is not None:
+            _jobs.install_signal(settings["signal"])
+    except Exception as error:
+        _jobs.say(f"not guarded: {error}; if the program runs out of memory, there is a report nevertheless")
     previous = sys.excepthook
 
     def excepthook(
@@ -40,14 +45,6 @@ def start(settings: dict[str, Any]) -> None:
 
     sys.excepthook = excepthook
     atexit.register(_at_exit, settings)
-
-
-def _guard(settings: dict[str, Any]) -> None:
-    from . import _guard as module
-
-    # A report is made at each failure, while the frames that failed are still there; it is shown if the
-    # program dies.
-    module.guard(signal=settings["signal"], report="apart")
 
 
 def _at_exit(settings: dict[str, Any]) -> None:
@@ -75,11 +72,20 @@ def report_death(error: BaseException, settings: dict[str, Any]) -> None:
 
 
 def _report_of(error: BaseException) -> "Report":
-    """The report made when the allocation failed, or else one of now, when the failed frames are still there."""
+    """The report made when the allocation failed, or else one of now: the traceback has its frames still."""
     from . import _guard, _report
 
     report = _guard.last_report()
-    return report if report is not None else _report.for_out_of_memory(None, None, [])
+    if report is not None:
+        return report
+    text = str(error)
+    asked = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)", text)
+    device = re.search(r"\bGPU (\d+)", text)
+    if asked is None or device is None:
+        return _report.report()
+    unit = ("bytes", "KiB", "MiB", "GiB", "TiB").index(asked[2])
+    num_bytes = round(float(asked[1]) * 1024**unit)
+    return _report.for_out_of_memory(int(device[1]), num_bytes, message=text.partition("\n")[0])
 
 
 def _print(report: "Report", settings: dict[str, Any]) -> None:
