@@ -10,8 +10,9 @@
 //! gc.get_objects ─▶ nodes ─ tp_traverse ─▶ edges ─▶ reversed ─▶ breadth first, from the object back
 //! ```
 //!
-//! 1. A [`PyHeap`] holds a reference on every node for as long as it lives, so that an address in
-//!    `addresses` is that of a live object. It belongs to Python code that holds it briefly; when it
+//! 1. A [`PyHeap`] holds a reference on every node until it is closed, and then has no nodes to find, so that an address in
+//!    `addresses` is that of a live object. Only the frames of the search itself are not held: they are in
+//!    `own`, which no search enters. When it
 //!    goes, nothing it looked at has changed.
 //! 2. While it is built, this thread keeps the interpreter lock and makes no Python object after
 //!    `gc.get_objects`, so no collection runs, nothing is freed, and what `tp_traverse` reports was
@@ -445,8 +446,10 @@ impl Table {
 
     fn slot(&self, address: usize) -> usize {
         let mask = self.slots.len() - 1;
-        // Objects are aligned to 16 bytes; neighbours go to neighbouring slots, for the cache's sake.
-        let mut at = ((address >> 4) ^ (address >> 24)) & mask;
+        // Pages of memory are scattered; within one, neighbours go to neighbouring slots, for the cache's
+        // sake. Objects are aligned to 16 bytes.
+        let page = (address >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 24;
+        let mut at = (page ^ ((address >> 4) & 0xFF)) & mask;
         while self.slots[at].0 != 0 && self.slots[at].0 != address {
             at = (at + 1) & mask;
         }
@@ -589,10 +592,10 @@ extern "C" fn visit(referent: *mut ffi::PyObject, builder: *mut c_void) -> c_int
 }
 
 /// The graph of Python's objects at the moment it was made. See the module's description.
-#[pyclass(frozen, name = "Heap", module = "lastref._lastref")]
+#[pyclass(name = "Heap", module = "lastref._lastref")]
 pub(crate) struct PyHeap {
     /// Keeps the tracked objects alive, and the others (invariant 1).
-    _tracked: Py<PyList>,
+    tracked: Option<Py<PyList>>,
     extra: Vec<Py<PyAny>>,
     addresses: Vec<usize>,
     table: Table,
@@ -669,7 +672,7 @@ impl PyHeap {
             builder.push(tracked.as_ptr().expose_provenance());
         }
         let mut heap = Self {
-            _tracked: tracked.unbind(),
+            tracked: Some(tracked.unbind()),
             extra: Vec::new(),
             addresses: Vec::new(),
             table: Table::with_capacity(0),
@@ -706,7 +709,15 @@ impl PyHeap {
         let mut running = HashMap::new();
         let mut variables = variables.into_iter();
         for (frame, thread) in &frames {
-            let node = builder.node(frame.as_ptr().expose_provenance());
+            let address = frame.as_ptr().expose_provenance();
+            let node = match thread {
+                // Not held: it would hold this heap when its function has returned.
+                None => builder
+                    .table
+                    .get(address)
+                    .unwrap_or_else(|| builder.push(address)),
+                Some(_) => builder.node(address),
+            };
             running.insert(node, variables.next().unwrap_or_default());
             match thread {
                 None => drop(heap.own.insert(node)),
@@ -735,6 +746,16 @@ impl PyHeap {
             }
         }
         Ok(heap)
+    }
+
+    /// Lets go of everything. The heap finds nothing from then on. Needed since it holds what holds it:
+    /// whatever existed before it, its user's variables among that.
+    fn close(&mut self) {
+        self.table = Table::with_capacity(0);
+        self.instances.clear();
+        self.capsules.clear();
+        self.extra.clear();
+        self.tracked = None;
     }
 
     /// How many objects were looked at.
@@ -1049,7 +1070,8 @@ impl PyHeap {
             let mut queue = VecDeque::from([*start]);
             while let Some(node) = queue.pop_front() {
                 for to in self.targets(node) {
-                    if self.is_idle(node, *to) || self.roots.contains_key(to) {
+                    let is_out = self.own.contains(to) || self.roots.contains_key(to);
+                    if is_out || self.is_idle(node, *to) {
                         continue;
                     }
                     if to == start {

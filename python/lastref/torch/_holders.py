@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import queue
+import re
 import sys
 import threading
 import types
@@ -135,7 +136,7 @@ def instance_dict(value: object) -> dict[str, Any] | None:
         return None
     for cls in mro(value):
         descriptor = namespace(cls).get("__dict__")
-        if type(descriptor) is types.GetSetDescriptorType:
+        if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             try:
                 found = descriptor.__get__(value)
             except (AttributeError, TypeError):
@@ -204,24 +205,25 @@ class _Writer:
 
     def __init__(self) -> None:
         self.steps: list[dict[str, Any]] = []
-        self.expression = ""
+        self.grows = False
 
-    def start(self, text: str, kind: str, of: object, **more: Any) -> None:
-        """Begins a new part; attributes and indices that follow are added to its name."""
+    def start(self, text: str, kind: str, of: object, *, grows: bool = False, **more: Any) -> None:
+        """Begins a new part. `grows`: attributes and indices that follow belong to the name in ticks."""
         self.steps.append({"text": text, "kind": kind, "type": type_name(of), **more})
+        self.grows = grows
 
     def suffix(self, text: str, of: object, kind: str | None = None) -> None:
-        if not self.steps:
-            self.start("", "object", of)
+        """Adds an attribute or an index."""
+        if not self.steps or not self.grows:
+            name = text.removeprefix(".")
+            # A cycle begins with an object that has no name.
+            is_first = bool(self.steps) and not self.steps[-1]["text"]
+            self.start(f"its `{name}`" if self.steps and not is_first else f"`{name}`", kind or "object", of, grows=True)
+            return
         step = self.steps[-1]
-        name = step["text"]
-        # Behind the name come words on the place: `x` in `f` (file:1).
-        head, tick, tail = name.partition("`")
-        inner, tick2, rest = tail.partition("`")
-        if tick and tick2:
-            step["text"] = f"{head}`{inner}{text}`{rest}"
-        else:
-            step["text"] = f"`{text.lstrip('.')}` of {name}" if name else f"`{text}`"
+        head, _, rest = step["text"].partition("`")
+        name, _, tail = rest.partition("`")
+        step["text"] = f"{head}`{name}{text}`{tail}"
         step["type"] = type_name(of)
         if kind is not None and _RANKS.get(kind, 99) < _RANKS.get(step["kind"], 99):
             step["kind"] = kind
@@ -278,23 +280,23 @@ def _module_global(writer: _Writer, module: str, globals_: dict[str, Any], objec
         names = " and ".join(f"`sys.{key}`" for key in keys[:3])
         writer.start(names if len(keys) > 1 else f"`sys.{key}`", "last traceback", held)
     elif module == "builtins" and key == "_":
-        writer.start("`_`, the value that the prompt showed last", "prompt", held)
+        writer.start("`_`, the value that the prompt showed last", "prompt", held, grows=True)
     elif module == "__main__" and "_oh" in globals_ and _is_prompt_name(keys):
         # `Out` and the names with underscores are IPython's; others are the user's own.
         own = [key for key in keys if not _is_prompt_name([key])]
         if own:
-            writer.start(f"global `{own[0]}`", "module global", held)
+            writer.start(f"global `{own[0]}`", "module global", held, grows=True)
         elif held is globals_.get("_oh"):
-            writer.start("`Out`, what IPython has shown", "prompt", held)
+            writer.start("`Out`, what IPython has shown", "prompt", held, grows=True)
         else:
             names = " and ".join(f"`{key}`" for key in sorted(keys, key=len)[:3])
-            writer.start(f"{names}, what IPython has shown", "prompt", held)
+            writer.start(f"{names}, what IPython has shown", "prompt", held, grows=True)
     elif module == "gc" and key == "garbage":
         writer.start("`gc.garbage`, where gc.DEBUG_SAVEALL keeps it", "garbage", held)
     else:
         where = "" if module == "__main__" else f" of module `{module}`"
         also = f", also `{shown[1]}`" if len(shown) > 1 else ""
-        writer.start(f"global `{key}`{where}{also}", "module global", held)
+        writer.start(f"global `{key}`{where}{also}", "module global", held, grows=True)
         if isinstance(held, (dict, list, set, collections.deque)) and len(objects) > 2:
             writer.steps[-1]["kind"] = "registry"
     return 1
@@ -320,7 +322,7 @@ def _frame(
         kind = "thread" if who else "variable"
     scope = f"in `{function}` ({where}{who})" if function != "<module>" else f"in the module's code ({where}{who})"
     if names and names[0] is not None:
-        writer.start(f"variable `{names[0]}` {scope}", kind, held, **more)
+        writer.start(f"variable `{names[0]}` {scope}", kind, held, grows=True, **more)
         if type(held) is types.CellType and at + 2 < len(objects):
             writer.steps[-1]["type"] = type_name(objects[at + 2])
             return at + 2
@@ -329,7 +331,7 @@ def _frame(
         target = objects[at + 2]
         keys = [key_words(key)[1:-1] for key, value in items_of(held) if value is target]
         if keys:
-            writer.start(f"variable `{keys[0]}` {scope}", kind, target, **more)
+            writer.start(f"variable `{keys[0]}` {scope}", kind, target, grows=True, **more)
             return at + 2
     if type(held) is types.FunctionType:
         writer.start(f"the function {function_words(held)}, which runs{who}", kind, held, **more)
@@ -347,7 +349,7 @@ def _context(writer: _Writer, objects: list[Any], at: int) -> int:
     for variable, value in contextvars.Context.items(context):
         if value is held:
             name = contextvars.ContextVar.__dict__["name"].__get__(variable)
-            writer.start(f"context variable `{name}`", "context variable", held)
+            writer.start(f"context variable `{name}`", "context variable", held, grows=True)
             return at + 1
     writer.start("a context of contextvars", "context variable", context)
     return at
@@ -409,13 +411,9 @@ def _item(writer: _Writer, holder: dict[Any, Any], held: object) -> bool:
             writer.suffix(f"[{key_words(key)}]", held)
             return True
         if key is held:
-            writer.start(f"a key of {_here(writer, 'a dict')}", "object", held)
+            writer.start("a key of that dict", "object", held)
             return True
     return False
-
-
-def _here(writer: _Writer, otherwise: str) -> str:
-    return otherwise
 
 
 def _list(writer: _Writer, objects: list[Any], at: int) -> int:
@@ -453,22 +451,22 @@ def _function(writer: _Writer, objects: list[Any], at: int) -> int:
         index = next((i for i, cell in enumerate(held) if cell is after), None)
         name = code.co_freevars[index] if index is not None and index < len(code.co_freevars) else "?"
         end = objects[min(at + 3, len(objects) - 1)]
-        writer.start(f"closure cell `{name}` of function {words}", "closure", end)
+        writer.start(f"closure cell `{name}` of function {words}", "closure", end, grows=True)
         return min(at + 3, len(objects) - 1)
     if held is function.__defaults__ and after is not None:
         index = next((i for i, value in enumerate(held) if value is after), 0)
         name = code.co_varnames[code.co_argcount - len(held) + index]
-        writer.start(f"default argument `{name}` of function {words}", "default argument", after)
+        writer.start(f"default argument `{name}` of function {words}", "default argument", after, grows=True)
         return at + 2
     if held is function.__kwdefaults__ and after is not None:
         name = next((key for key, value in items_of(held) if value is after), "?")
-        writer.start(f"default argument `{name}` of function {words}", "default argument", after)
+        writer.start(f"default argument `{name}` of function {words}", "default argument", after, grows=True)
         return at + 2
     if held is instance_dict(function):
         return _attribute(writer, objects, at)
     if type(held) is dict and held is function.__globals__ and after is not None:
         name = next((key for key, value in items_of(held) if value is after), "?")
-        writer.start(f"global `{name}` of function {words}", "module global", after)
+        writer.start(f"global `{name}` of function {words}", "module global", after, grows=True)
         return at + 2
     writer.start(f"function {words}", "object", held)
     return at + 1
@@ -532,7 +530,7 @@ def _generator(writer: _Writer, objects: list[Any], at: int) -> int:
     )
     where = place(code.co_filename, code.co_firstlineno)
     name = f"local `{names[0]}`" if names else "a value"
-    writer.start(f"{name} of the suspended {what} `{code.co_name}` ({where})", "generator", held)
+    writer.start(f"{name} of the suspended {what} `{code.co_name}` ({where})", "generator", held, grows=True)
     if type(held) is types.CellType and at + 2 < len(objects):
         return at + 2
     return at + 1
@@ -586,7 +584,7 @@ def _exception(writer: _Writer, objects: list[Any], at: int) -> int:
     elif held is instance_dict(exception) and at + 2 < len(objects):
         after = objects[at + 2]
         name = next((key for key, value in items_of(held) if value is after), "?")
-        writer.start(f"its attribute `{name}`", "exception", after)
+        writer.start(f"its attribute `{name}`", "exception", after, grows=True)
         return at + 2
     else:
         writer.start("a part of it", "exception", held)
@@ -601,7 +599,7 @@ def _class(writer: _Writer, objects: list[Any], at: int) -> int:
             if value is after:
                 if cls is weakref.finalize and key == "_registry":
                     return _finalizer(writer, objects, at + 2)
-                writer.start(f"class attribute `{class_name(cls)}.{key}`", "class attribute", after)
+                writer.start(f"class attribute `{class_name(cls)}.{key}`", "class attribute", after, grows=True)
                 return at + 2
     writer.start(f"class `{class_name(cls)}`", "object", held)
     return at + 1
@@ -631,12 +629,12 @@ def _thread_local(writer: _Writer, objects: list[Any], at: int) -> int:
     if type(holder) is dict:
         name = next((key for key, value in items_of(holder) if value is after), "?")
     before = writer.steps[-1]["text"] if writer.steps else "a threading.local"
-    if writer.steps:
+    if writer.steps and writer.grows:
         writer.suffix(f".{name}", after)
         writer.steps[-1]["kind"] = "thread local"
         writer.steps[-1]["text"] = f"thread-local {writer.steps[-1]['text']}"
     else:
-        writer.start(f"thread-local `{name}` of {before}", "thread local", after)
+        writer.start(f"thread-local `{name}` of {before}", "thread local", after, grows=True)
     return end
 
 
@@ -678,7 +676,7 @@ def _named(writer: _Writer, objects: list[Any], owner: object, name: str, at: in
             writer.start("a logging record", "logging", owner)
         else:
             writer.steps[-1]["kind"] = "logging"
-        writer.start(f"its `{name}`, in a logging record", "logging", held)
+        writer.start(f"its `{name}`, in a logging record", "logging", held, grows=True)
         return at
     if "Future" in type(owner).__name__ and name in ("_result", "_exception"):
         if not writer.steps:
@@ -708,7 +706,6 @@ def _optimizer_state(writer: _Writer, objects: list[Any], optimizer: object, at:
         return at
     if not writer.steps:
         writer.start(f"a `{type_name(optimizer)}`", "optimizer", optimizer)
-    writer.suffix("", optimizer)
     held = objects[at + 1]
     for key, value in items_of(state):
         if key is held:
@@ -759,8 +756,11 @@ def _instance(writer: _Writer, objects: list[Any], at: int) -> int:
     owner, held = objects[at], objects[at + 1]
     if isinstance(held, dict) and held is instance_dict(owner):
         return _attribute(writer, objects, at)
-    values = heap_instance_values(owner) or []
-    for name, value in values:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance_plain(owner, torch._C.TensorBase):
+        if _tensor(writer, objects, at, torch):
+            return min(at + (2 if isinstance(held, dict) else 1), len(objects) - 1)
+    for name, value in heap_instance_values(owner) or ():
         if value is held:
             return _named(writer, objects, owner, name, at + 1)
     for cls in mro(owner):
@@ -781,7 +781,9 @@ def _instance(writer: _Writer, objects: list[Any], at: int) -> int:
         else:
             writer.start("a NumPy array", "array", held)
     elif isinstance_plain(owner, queue.SimpleQueue):
-        writer.start(f"an item of the `{name}`", "queue", held)
+        in_list = type(held) is list and at + 2 < len(objects)
+        at += in_list
+        writer.start(f"an item of that `{name}`", "queue", objects[at + 1])
     elif not writer.steps:
         writer.start(f"a `{name}`", "object", held)
     elif "iterator" in name or name in ("zip", "map", "enumerate", "reversed", "filter"):
@@ -789,6 +791,24 @@ def _instance(writer: _Writer, objects: list[Any], at: int) -> int:
     else:
         writer.start(f"held by a `{name}`", "object", held)
     return at + 1
+
+
+def _tensor(writer: _Writer, objects: list[Any], at: int, torch: Any) -> bool:
+    """What PyTorch's own types refer to from C++."""
+    owner, held = objects[at], objects[at + 1]
+    after = objects[at + 2] if at + 2 < len(objects) else None
+    if isinstance_plain(held, torch._C._FunctionBase):
+        name = re.findall("`[^`]*`", writer.steps[-1]["text"]) if writer.steps else []
+        whose = f" of {name[0]}" if name else ""
+        writer.start(f"the autograd graph{whose}, kept by {type(held).__name__}", "autograd", held)
+        return True
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        hooks = getattr(torch._C.TensorBase, name).__get__(owner)
+        if held is hooks and after is not None:
+            key = next((key for key, value in items_of(held) if value is after), "?")
+            writer.start(f"its hook `{name}[{key_words(key)}]`", "hook", after)
+            return True
+    return False
 
 
 def _skip(writer: _Writer, objects: list[Any], at: int) -> int:
@@ -854,14 +874,16 @@ def describe_cycle(heap: Heap, cycle: list[Any], way: list[Any], natives: list[A
         writer = _Writer()
         owner = cycle[at]
         writer.start("", "object", owner)
-        nxt = _edge(writer, cycle, at)
-        attribute = writer.steps[0]["text"].strip("`") if writer.steps[0]["text"] else ""
-        rest = " → ".join(step["text"] for step in writer.steps[1:])
+        at = _edge(writer, cycle, at)
+        steps = [step["text"] for step in writer.steps if step["text"]]
         name = type_name(owner)
         if isinstance(owner, types.FunctionType):
             name = f"function `{owner.__qualname__}`"
-        names.append(name + attribute + (f" → {rest}" if rest else ""))
-        at = nxt
+        elif steps and steps[0].startswith("`") and steps[0].endswith("`"):
+            # `next` of a Node: Node.next
+            inner = steps.pop(0)[1:-1]
+            name += inner if inner.startswith(("[", "{")) else f".{inner}"
+        names.append(" → ".join([name, *steps]))
     first = type_name(cycle[0])
     if type(cycle[0]) is types.FunctionType:
         first = f"function `{cycle[0].__qualname__}`"

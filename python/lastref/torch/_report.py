@@ -145,19 +145,26 @@ class Difference:
 
 
 class _Search:
-    """One look at everything. What it holds goes with it."""
+    """One look at everything. What it holds goes when it is left.
+    """
 
-    def __init__(self, seconds: float, *, own: list[Any]) -> None:
+    def __init__(self, seconds: float) -> None:
         self.start = time.perf_counter()
         self.seconds = seconds
         self.notes: list[str] = []
         self.heap = Heap(
-            [torch.Tensor, torch.storage.UntypedStorage], OWN_FILES, seconds, MAX_EDGES, own
+            [torch.Tensor, torch.storage.UntypedStorage], OWN_FILES, seconds, MAX_EDGES
         )
         self.storages = Storages()
         self.graph = Graph(max(0.1, seconds - self.elapsed()))
         if not self.heap.knows_frozen:
             self.notes.append("objects that gc.freeze() has hidden were seen only where others refer to them")
+
+    def __enter__(self) -> "_Search":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.heap.close()
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.start
@@ -372,47 +379,52 @@ def for_out_of_memory(
 def _report(top: int, device: Any, seconds: float, failure: dict[str, Any] | None) -> Report:
     with _Quiet():
         segments = _memory.snapshot() if _memory.used_devices() else []
-        search = _Search(seconds, own=[])
-        search.gather()
-        index = _index(device)
-        chosen = list(search.storages.by_key.values())
-        if index is not None:
-            chosen = [held for held in chosen if held.device == f"cuda:{index}"]
-        chosen.sort(key=lambda held: (-held.bytes, held.address))
-        totals: dict[str, dict[str, int]] = {}
-        for held in chosen:
-            total = totals.setdefault(held.device, {"bytes": 0, "storages": 0})
-            total["bytes"] += held.bytes
-            total["storages"] += 1
-        shown = []
-        for held in chosen[: max(0, top)]:
-            late = search.elapsed() > seconds
-            shown.append(search.storage(held, 1 if late else MAX_PATHS))
-        addresses = {held.address for held in search.storages.by_key.values()}
-        unknown_bytes, unknown_blocks = _memory.unknown_blocks(segments, addresses, index)
-        devices = [number for number in _memory.used_devices() if index is None or number == index]
-        data = {
-            "schema": SCHEMA,
-            "time": time.time(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "rank": _rank(),
-            "program": " ".join(sys.argv) if hasattr(sys, "argv") else "",
-            "torch": str(torch.__version__),
-            "lastref": _version,
-            "devices": [_memory.device_memory(number, segments) for number in devices],
-            "out_of_memory": failure,
-            "storages": shown,
-            "totals": totals,
-            "native_unknown": {"bytes": unknown_bytes, "blocks": unknown_blocks},
-            "autograd": _graphs(shown),
-            "notes": search.notes,
-            "truncated": search.truncated,
-            "objects": search.heap.num_objects,
-            "seconds": round(search.elapsed(), 4),
-        }
-        del search, chosen, held
-    return Report(data)
+        with _Search(seconds) as search:
+            return Report(_collect(search, top, device, seconds, segments, failure))
+
+
+def _collect(
+    search: _Search, top: int, device: Any, seconds: float, segments: list[dict[str, Any]],
+    failure: dict[str, Any] | None,
+) -> dict[str, Any]:  # fmt: skip
+    search.gather()
+    index = _index(device)
+    chosen = list(search.storages.by_key.values())
+    if index is not None:
+        chosen = [held for held in chosen if held.device == f"cuda:{index}"]
+    chosen.sort(key=lambda held: (-held.bytes, held.address))
+    totals: dict[str, dict[str, int]] = {}
+    for held in chosen:
+        total = totals.setdefault(held.device, {"bytes": 0, "storages": 0})
+        total["bytes"] += held.bytes
+        total["storages"] += 1
+    shown = []
+    for held in chosen[: max(0, top)]:
+        late = search.elapsed() > seconds
+        shown.append(search.storage(held, 1 if late else MAX_PATHS))
+    addresses = {held.address for held in search.storages.by_key.values()}
+    unknown_bytes, unknown_blocks = _memory.unknown_blocks(segments, addresses, index)
+    devices = [number for number in _memory.used_devices() if index is None or number == index]
+    return {
+        "schema": SCHEMA,
+        "time": time.time(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "rank": _rank(),
+        "program": " ".join(sys.argv) if hasattr(sys, "argv") else "",
+        "torch": str(torch.__version__),
+        "lastref": _version,
+        "devices": [_memory.device_memory(number, segments) for number in devices],
+        "out_of_memory": failure,
+        "storages": shown,
+        "totals": totals,
+        "native_unknown": {"bytes": unknown_bytes, "blocks": unknown_blocks},
+        "autograd": _graphs(shown),
+        "notes": search.notes,
+        "truncated": search.truncated,
+        "objects": search.heap.num_objects,
+        "seconds": round(search.elapsed(), 4),
+    }
 
 
 def _graphs(shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -454,16 +466,15 @@ def holders(tensor_or_storage: Any, *, limit: int = MAX_PATHS, seconds: float = 
             raise TypeError(
                 f"holders: expected a tensor or a storage, got {type(tensor_or_storage).__name__}"
             )
-        search = _Search(seconds, own=[])
-        search.gather()
-        if is_storage:
-            held = search.storages.by_key.get(tensor_or_storage._cdata)
-        else:
-            held = search.storages.of(tensor_or_storage)
-        if held is None:
-            raise ValueError("holders: the tensor has no memory of its own")
-        storage = search.storage(held, limit)
-        del search, held, tensor_or_storage
+        with _Search(seconds) as search:
+            search.gather()
+            if is_storage:
+                held = search.storages.by_key.get(tensor_or_storage._cdata)
+            else:
+                held = search.storages.of(tensor_or_storage)
+            if held is None:
+                raise ValueError("holders: the tensor has no memory of its own")
+            storage = search.storage(held, limit)
     paths = [
         Path(path["words"], path["kind"], tuple(path["steps"]), path["cure"])
         for path in storage["paths"]
