@@ -34,10 +34,12 @@ run("3 + 3")
 run("%gpu_memory")
 """
     shown = run_torch("-c", program).stdout
-    first, second = shown.split("Out[5]: 2") if "Out[5]: 2" in shown else shown.split("Out[6]: 2")
-    assert "300.00 MiB" in first and "300.00 MiB" in second
-    assert "Out[" in first.partition("300.00 MiB")[2]
-    assert "Out[" in second.partition("300.00 MiB")[2]
+    first, second = shown.split("Out[6]: 2\n")
+    for part in (first, second):
+        assert "300 MiB" in part
+        assert "`Out[4]`, what IPython has shown" in part
+    assert "`_`" in first, "the last output is _"
+    assert "`_`" not in second.partition("300 MiB")[2].partition("cure")[0], "three outputs later it is only in Out"
 
 
 def test_json_and_top(run_torch: RunTorch) -> None:

@@ -163,6 +163,40 @@ for _ in range(3):
     assert "big" in json.dumps(document["storages"][0]["paths"])
 
 
+def test_the_schema_is_documented(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
+    """docs/report-schema.md has all keys of a report, and a report has all that it has."""
+    program = """
+import torch, lastref.torch
+lastref.torch.guard()
+model = torch.nn.Linear(64, 64, device="cuda")
+total = model(torch.randn(64, 64, device="cuda")).square().sum()
+try:
+    torch.empty(20000 << 20, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    pass
+"""
+    run_torch("-c", program, env={"LASTREF_REPORT_DIR": str(tmp_path)})
+    (path,) = tmp_path.iterdir()
+    report = json.loads(path.read_text())
+    text = (pathlib.Path(__file__).parents[3] / "docs" / "report-schema.md").read_text()
+
+    def documented(heading: str) -> set[str]:
+        section = text.partition(f"## {heading}\n")[2].partition("\n##")[0]
+        rows = re.findall(r"^\| (`.*?) \|", section, re.M)
+        return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+    assert documented("The report") == report.keys()
+    assert documented("`out_of_memory`") == report["out_of_memory"].keys()
+    assert documented("`devices`") == report["devices"][0].keys()
+    assert documented("`storages`") == report["storages"][0].keys()
+    path_ = report["storages"][0]["paths"][0]
+    assert path_.keys() == {"words", "kind", "steps", "cure"}
+    assert path_["steps"][0].keys() >= {"text", "kind", "type"}
+    device = report["devices"][0]
+    parts = ("free", "live", "cached", "pending", "fragmented", "context", "other_processes")
+    assert sum(device[part] or 0 for part in parts) == device["total"]
+
+
 # A signal
 
 START = """
