@@ -1,5 +1,6 @@
 """A report for the terminal."""
 
+import re
 from typing import Any
 
 _BOLD, _DIM, _RED, _GREEN, _CYAN, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[36m", "\x1b[0m"
@@ -87,9 +88,9 @@ def _storages_lines(data: dict[str, Any], paint: _Paint) -> list[str]:
         ]
         lines = [paint(_BOLD, "held by tensors: ") + ", ".join(parts)]
     count = sum(total["storages"] for total in totals.values())
-    for number, storage in enumerate(shown, 1):
+    for number, group in enumerate(_groups(shown), 1):
         lines.append("")
-        lines.extend(_storage_lines(storage, paint, f"{number:>3}."))
+        lines.extend(_storage_lines(group[0], paint, f"{number:>3}.", group))
     if count > len(shown) > 0:
         lines.append("")
         lines.append(paint(_DIM, f"and {count - len(shown)} smaller storages: report(top={count}) shows them"))
@@ -102,6 +103,21 @@ def _storages_lines(data: dict[str, Any], paint: _Paint) -> list[str]:
             "a library, or C++ code, holds them"
         )
     return lines
+
+
+def _groups(storages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Storages that one sentence tells of: alike, and held alike. The heaviest group comes first."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for storage in storages:
+        cycle = storage["cycle"]
+        held = (*(_general(path["words"]) for path in storage["paths"]), cycle and _general(cycle["words"]))
+        groups.setdefault((storage["bytes"], storage_title(storage), storage["view"], held), []).append(storage)
+    return sorted(groups.values(), key=lambda group: -len(group) * group[0]["bytes"])
+
+
+def _general(words: str) -> str:
+    """The words without what differs between items of a list, and between nodes of one graph."""
+    return re.sub(r"saved by \w+", "saved by its nodes", re.sub(r"\[\d+\]", "[…]", words))
 
 
 def _s(count: int) -> str:
@@ -119,14 +135,20 @@ def storage_title(storage: dict[str, Any]) -> str:
     return " ".join(part for part in (storage["device"], storage["dtype"] or "bytes", shape, what) if part)
 
 
-def _storage_lines(storage: dict[str, Any], paint: _Paint, number: str) -> list[str]:
-    head = f"{number} {size(storage['bytes']):>9}  " if number else f"{size(storage['bytes'])}  "
+def _storage_lines(
+    storage: dict[str, Any], paint: _Paint, number: str, group: list[dict[str, Any]] | None = None
+) -> list[str]:
+    group = group or [storage]
+    head = f"{number} {size(len(group) * storage['bytes']):>9}  " if number else f"{size(storage['bytes'])}  "
+    if len(group) > 1:
+        head += f"= {len(group)} × {size(storage['bytes'])}  "
     lines = [paint(_BOLD, head) + storage_title(storage)]
     indent = " " * (len(number) + 1) if number else "  "
     if storage["view"]:
         lines.append(f"{indent}{paint(_CYAN, storage['view'])}")
-    for path in storage["paths"]:
-        lines.append(f"{indent}{path['words']}")
+    for at, path in enumerate(storage["paths"]):
+        alike = {each["paths"][at]["words"] for each in group}
+        lines.append(f"{indent}{path['words'] if len(alike) == 1 else _general(path['words'])}")
     if storage["cycle"]:
         lines.append(f"{indent}a cycle: {storage['cycle']['words']}")
     lines.append(f"{indent}{paint(_GREEN, 'cure:')} {storage['cure']}")
