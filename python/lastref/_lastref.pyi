@@ -408,6 +408,7 @@ def sim_enable(spec: str) -> None: ...
 def torch_hooks() -> _int: ...
 def torch_attach(
     device_bytes: _int,
+    bytes_freed: _int,
     call_back: Callable[[_int, _int, _int], _bool],
     report: Callable[[_int, _int, list[tuple[str, _int, _int]], list[str], str], str],
     report_seconds: _float,

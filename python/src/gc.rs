@@ -101,7 +101,11 @@ impl PythonGc {
         let until = Instant::now() + PATIENCE;
         loop {
             let before = self.num_collections(py)?;
+            // The interpreter lock is held, so that what PyTorch frees now, this thread frees: but for
+            // threads of PyTorch's own.
+            let torch_freed = crate::torch::bytes_freed();
             let found: u64 = self.collect.call1(py, (generation,))?.extract(py)?;
+            gc::foreign_bytes_freed(crate::torch::bytes_freed().saturating_sub(torch_freed));
             let has_run = found > 0 || self.num_collections(py)? > before;
             if has_run || !waits || Instant::now() >= until {
                 return Ok(found);

@@ -8,8 +8,8 @@
 //! The shim knows no Python and this file no C++: they share [`Hooks`]. The functions may be called on
 //! any thread, at any time from [`torch_attach`] on.
 //!
-//! 1. The shim calls them without the interpreter lock, with no lock of PyTorch's held: they wait.
-//! 2. The shim's library is never unloaded, so that the function given to [`torch_attach`] stays.
+//! 1. The shim calls those that wait without the interpreter lock, and all with no lock of PyTorch's held.
+//! 2. The shim's library is never unloaded, so that the functions given to [`torch_attach`] stay.
 //! 3. Text goes out as memory that [`free_text`] takes back, once.
 //! 4. No panic leaves a function: there is nothing to unwind into.
 
@@ -89,23 +89,34 @@ struct Registered {
 }
 
 static REGISTERED: Mutex<Option<Registered>> = Mutex::new(None);
-/// The address of the shim's `uint64_t (uint32_t device)`: bytes in use.
+/// The addresses of two functions of the shim's, `uint64_t (uint32_t device)`: bytes in use on a device,
+/// and bytes freed on all since the beginning.
 static DEVICE_BYTES: AtomicUsize = AtomicUsize::new(0);
+static BYTES_FREED: AtomicUsize = AtomicUsize::new(0);
 
 fn registered<R>(look: impl FnOnce(&Registered) -> R) -> Option<R> {
     let registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
     registered.as_ref().map(look)
 }
 
-/// Bytes that PyTorch has in use on a device, for the collector's count of what a run freed.
+/// Bytes that PyTorch has in use on a device.
 pub(crate) fn device_bytes(device: u32) -> u64 {
-    let address = DEVICE_BYTES.load(Ordering::Acquire);
+    ask(&DEVICE_BYTES, device)
+}
+
+/// Bytes that PyTorch has freed on all devices, whoever freed them.
+pub(crate) fn bytes_freed() -> u64 {
+    ask(&BYTES_FREED, 0)
+}
+
+fn ask(address: &AtomicUsize, device: u32) -> u64 {
+    let address = address.load(Ordering::Acquire);
     if address == 0 {
         return 0;
     }
-    // SAFETY: `torch_attach` was given the address of such a function, which stays (invariant 2).
-    let ask: extern "C" fn(u32) -> u64 = unsafe { std::mem::transmute(address) };
-    ask(device)
+    // SAFETY: `torch_attach` was given the addresses of such functions, which stay (invariant 2).
+    let function: extern "C" fn(u32) -> u64 = unsafe { std::mem::transmute(address) };
+    function(device)
 }
 
 /// Runs `body`; what it panics with is not for C++ (invariant 4).
@@ -219,11 +230,13 @@ pub(crate) fn torch_hooks() -> usize {
     std::ptr::from_ref(&HOOKS).addr()
 }
 
-/// Tells where the shim's function is that says how many bytes a device has in use, and what to call
-/// on a final failure and before it. The address must be right; that it is, is the caller's promise.
+/// Tells where the shim's functions are that say how many bytes a device has in use, and how many were
+/// freed, and what to call on a final failure and before it. The addresses must be right; that they
+/// are, is the caller's promise.
 #[pyfunction]
 pub(crate) fn torch_attach(
     device_bytes: usize,
+    bytes_freed: usize,
     call_back: Py<PyAny>,
     report: Py<PyAny>,
     report_seconds: f64,
@@ -244,6 +257,7 @@ pub(crate) fn torch_attach(
         .replace(registered);
     drop(before);
     DEVICE_BYTES.store(device_bytes, Ordering::Release);
+    BYTES_FREED.store(bytes_freed, Ordering::Release);
     Ok(())
 }
 

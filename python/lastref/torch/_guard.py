@@ -246,6 +246,8 @@ def last_report() -> "Report | None":
 def _install(torch: Any) -> str | None:
     """Puts the wrapper in. Returns what is missing, if it cannot."""
     global _library
+    if _library is None and _why_no_shim is not None:
+        return _why_no_shim
     if _library is None:
         backend = torch.cuda.get_allocator_backend() if torch.version.cuda else "native"
         if backend not in ("native", "cudaMallocAsync"):
@@ -259,17 +261,26 @@ def _install(torch: Any) -> str | None:
             return str(error)
         except OSError as error:
             return f"the shim cannot be loaded: {error}"
-        address = ctypes.cast(library.lastref_torch_device_bytes, ctypes.c_void_p).value
-        assert address is not None
-        _lastref.torch_attach(address, _call_back, _report_text, _REPORT_SECONDS)
+        _lastref.torch_attach(
+            _address(library.lastref_torch_device_bytes),
+            _address(library.lastref_torch_bytes_freed),
+            _call_back,
+            _report_text,
+            _REPORT_SECONDS,
+        )
         _library = library
     python = ctypes.pythonapi
     functions = (python.PyGILState_Check, python.PyEval_SaveThread, python.PyEval_RestoreThread)
-    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
-    problem = _library.lastref_torch_install(_lastref.torch_hooks(), *addresses)
+    problem = _library.lastref_torch_install(_lastref.torch_hooks(), *map(_address, functions))
     if problem is not None:
         raise RuntimeError(f"guard: {problem.decode(errors='replace')}")
     return None
+
+
+def _address(function: Any) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
 
 
 def _call_back(number: int, device: int, num_bytes: int) -> bool:

@@ -85,7 +85,7 @@ def _find_or_compile(torch: Any) -> Path:
     if not library.is_file():
         with _locked(folder / (name + ".lock")):
             if not library.is_file():
-                _compile(torch, library)
+                compile_library(torch, SOURCE, library)
     _check_owner(library)
     return library
 
@@ -141,7 +141,8 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _compile(torch: Any, library: Path) -> None:
+def compile_library(torch: Any, source: Path, library: Path) -> None:
+    """Compiles C++ against this torch. The library is then there as a whole, or `Unavailable` is raised."""
     compiler = _compiler()
     root = Path(torch.__file__).parent
     includes = [root / "include", *_cuda_includes(root)]
@@ -157,7 +158,7 @@ def _compile(torch: Any, library: Path) -> None:
             "-w",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
             *(f"-I{include}" for include in includes),
-            str(SOURCE),
+            str(source),
             f"-L{root / 'lib'}",
             "-lc10",
             "-lc10_cuda",
@@ -169,10 +170,10 @@ def _compile(torch: Any, library: Path) -> None:
                 command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Unavailable(f"the shim could not be compiled: {error}") from error
+            raise Unavailable(f"{source.name} could not be compiled: {error}") from error
         if done.returncode != 0:
             raise Unavailable(
-                f"the shim could not be compiled for torch {torch.__version__}: "
+                f"{source.name} could not be compiled for torch {torch.__version__}: "
                 f"`{' '.join(command)}` ended with {done.returncode} and said:\n{done.stderr[-2000:]}"
             )
         os.replace(made, library)

@@ -5,11 +5,13 @@ PyTorch these tests are skipped, and say so; with LASTREF_TEST_ALL=1 that is an 
 """
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +97,57 @@ def run_torch(standin: Path) -> RunTorch:
         if status is not None:
             assert done.returncode == status, f"{done.args}\n{done.stdout}\n{done.stderr}"
         return done
+
+    return run
+
+
+# What the programs begin with. `full(mib)` is memory that stays, `dead_cycle(mib)` what only gc finds.
+PRELUDE = """
+import gc, json, sys, warnings
+import torch
+import lastref, lastref.torch
+from lastref.torch import _guard
+warnings.filterwarnings("ignore", message="nvml")
+MIB = 1 << 20
+
+def full(mib, device=0):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device=f"cuda:{device}")
+
+class Garbage:
+    def __init__(self, kept):
+        self.kept, self.me = kept, self
+
+def dead_cycle(mib, device=0):
+    Garbage(full(mib, device))
+
+def text_of(action):
+    try:
+        action()
+    except torch.OutOfMemoryError as error:
+        return str(error)
+    raise SystemExit("no error")
+
+def num_ooms():
+    return torch.cuda.memory_stats()["num_ooms"]
+
+def rescues():
+    stats = lastref.torch.guard_stats()
+    return {name: rung["rescues"] for name, rung in stats["rungs"].items()}
+
+def say(**values):
+    print(json.dumps(values))
+"""
+
+
+@pytest.fixture
+def run_program(run_torch: RunTorch) -> Callable[..., dict[str, Any]]:
+    """Runs a program after `PRELUDE`. Returns what it said last, and its output under ``stdout`` and ``stderr``."""
+
+    def run(program: str, *args: str, **options: Any) -> dict[str, Any]:
+        done = run_torch("-c", PRELUDE + program, *args, **options)
+        lines = done.stdout.splitlines()
+        said = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+        return {**said, "stdout": done.stdout, "stderr": done.stderr}
 
     return run
 

@@ -132,17 +132,22 @@ pub fn set_foreign_capacity(device_index: u32, bytes: u64) {
     }
 }
 
-/// Asks for what another allocator holds on the devices it has spoken of; returns the sum.
-pub(super) fn foreign_bytes(collector: &dyn ForeignCollector) -> u64 {
-    let mut sum = 0u64;
+/// Tells that a [`ForeignCollector`] has freed bytes of another allocator on this thread, during its
+/// [`collect`](ForeignCollector::collect). They are part of what the run's report says.
+pub fn foreign_bytes_freed(bytes: u64) {
+    note_freed(bytes);
+}
+
+/// Asks for what another allocator holds on the devices it has spoken of.
+pub(super) fn ask_for_foreign_bytes(collector: &dyn ForeignCollector) {
     for (device, index) in DEVICES.iter().zip(0..) {
         if device.foreign.load(Ordering::Relaxed) != u64::MAX {
             let bytes = collector.device_bytes(index);
-            device.foreign.store(bytes, Ordering::Relaxed);
-            sum = sum.saturating_add(bytes);
+            device
+                .foreign
+                .store(bytes.min(u64::MAX - 1), Ordering::Relaxed);
         }
     }
-    sum
 }
 
 std::thread_local! {
@@ -153,6 +158,10 @@ std::thread_local! {
 /// A storage of `bytes` bytes was dropped.
 pub(crate) fn removed(index: u32, bytes: u64) {
     device(index).held.fetch_sub(bytes, Ordering::Relaxed);
+    note_freed(bytes);
+}
+
+fn note_freed(bytes: u64) {
     // At the end of a thread nobody counts any more.
     let _ = FREED.try_with(|freed| freed.set(freed.get().wrapping_add(bytes)));
 }

@@ -80,7 +80,7 @@ use self::trigger::TRIGGER;
 
 pub use self::bytes::device_bytes_freed_by;
 pub(crate) use self::bytes::{added, removed, set_capacity};
-pub use self::bytes::{foreign_bytes_in_use, set_foreign_capacity};
+pub use self::bytes::{foreign_bytes_freed, foreign_bytes_in_use, set_foreign_capacity};
 pub use self::explain::{Cycle, find_cycle};
 pub use self::object::Object;
 pub use self::ptr::Gc;
@@ -199,8 +199,6 @@ fn run(
     }
     notify(Phase::Start, &report);
     let mut foreign_objects = 0;
-    let foreign_bytes = || foreign.as_deref().map_or(0, bytes::foreign_bytes);
-    let foreign_before = foreign_bytes();
     let (outcome, freed) = bytes::device_bytes_freed_by(|| {
         if let Some(foreign) = &foreign {
             header::run_named("foreign collector", || {
@@ -209,7 +207,9 @@ fn run(
         }
         collect::run(trigger::effort(generation, reason))
     });
-    let freed = freed + foreign_before.saturating_sub(foreign_bytes());
+    if let Some(foreign) = &foreign {
+        bytes::ask_for_foreign_bytes(&**foreign);
+    }
     if reason == Reason::Manual && generation > 0 {
         // What another run has found, this one could not.
         collect::wait_for_deaths(wait_bound());
@@ -380,13 +380,13 @@ pub fn without_waiting<R>(work: impl FnOnce() -> R) -> R {
 pub trait ForeignCollector: Send + Sync {
     /// Collects with no lock held, before cycles here are looked for, and returns how many objects
     /// it found to be unreachable. Automatic runs may be declined. The device bytes that it frees
-    /// are counted by the caller: those of this crate's storages as far as it frees them on this
-    /// thread, others by [`device_bytes`](Self::device_bytes).
+    /// are counted by the caller, as far as it frees them on this thread; those of another
+    /// allocator it must tell by [`foreign_bytes_freed`].
     fn collect(&self, generation: u32, reason: Reason) -> u64;
 
     /// The bytes in use on a device that another allocator serves and this crate does not count.
-    /// Asked before and after a run, with no lock held, for the devices that
-    /// [`foreign_bytes_in_use`] was told about.
+    /// Asked after a run, with no lock held, for the devices that [`foreign_bytes_in_use`] was told
+    /// about.
     fn device_bytes(&self, _device: u32) -> u64 {
         0
     }

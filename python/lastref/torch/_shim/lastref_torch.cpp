@@ -154,6 +154,18 @@ struct Deeper {
   ~Deeper() { --hot.depth; }
 };
 
+// Threads on the ladder.
+std::atomic<int> climbing{0};
+struct Climbing {
+  Climbing() { climbing.fetch_add(1); }
+  ~Climbing() { climbing.fetch_sub(1); }
+};
+// Bytes that other threads got while somebody was on it.
+std::atomic<uint64_t> taken{0};
+// How often and how long memory is collected for one allocation while other threads take what is found.
+constexpr int kMostInVain = 8;
+constexpr auto kMostCollecting = std::chrono::seconds(60);
+
 constexpr int64_t kMostBudget = int64_t{1} << 30;
 constexpr int64_t kLeastBudget = int64_t{1} << 20;
 
@@ -220,6 +232,22 @@ class Guard final : public CUDAAllocator {
       }
       const auto stats = wrapped_->getDeviceStats(device);
       return static_cast<uint64_t>(stats.allocated_bytes[0].current);
+    } catch (...) {
+      return 0;
+    }
+  }
+
+  uint64_t bytes_freed() noexcept {
+    try {
+      uint64_t sum = 0;
+      if (wrapped_->initialized()) {
+        const int count = c10::cuda::device_count();
+        for (int device = 0; device < count; ++device) {
+          const auto stats = wrapped_->getDeviceStats(static_cast<DeviceIndex>(device));
+          sum += static_cast<uint64_t>(stats.allocated_bytes[0].freed);
+        }
+      }
+      return sum;
     } catch (...) {
       return 0;
     }
@@ -456,7 +484,11 @@ class Guard final : public CUDAAllocator {
     }
     const Deeper deeper;
     try {
-      return attempt();
+      auto result = attempt();
+      if (C10_UNLIKELY(climbing.load(std::memory_order_relaxed) > 0)) {
+        taken.fetch_add(bytes);
+      }
+      return result;
     } catch (const c10::OutOfMemoryError&) {
       if (!may_climb()) {
         counters.not_climbed.fetch_add(1);
@@ -506,6 +538,7 @@ class Guard final : public CUDAAllocator {
 
   template <class Attempt>
   auto climb(size_t bytes, Attempt& attempt) -> std::invoke_result_t<Attempt> {
+    const Climbing here;
     FailureForReport failure{};
     failure.device = static_cast<uint32_t>(latest.is_told ? latest.device : c10::cuda::current_device());
     failure.requested = bytes;
@@ -517,7 +550,10 @@ class Guard final : public CUDAAllocator {
       failure.rungs[rung][1] += took;
       counts.bytes.fetch_add(freed);
       counts.microseconds.fetch_add(took);
-      counts.rescues.fetch_add(rescued ? 1 : 0);
+      if (rescued) {
+        counts.rescues.fetch_add(1);
+        taken.fetch_add(bytes);
+      }
     };
 
     // PyTorch does not search again after it has waited for pending frees.
@@ -529,20 +565,32 @@ class Guard final : public CUDAAllocator {
       return std::move(*result);
     }
 
-    start = Clock::now();
+    // What a collection finds, other threads may take first, and leave as garbage in their turn.
     counters.rungs[kCollection].runs.fetch_add(1);
-    {
-      const Unlocked unlocked;
-      failure.collected = hooks->collect(bytes);
-    }
-    const bool waited = failure.collected >= 0 || failure.collected == kTimedOut;
-    if (waited) {
-      // Also if nothing was found: other threads may have freed meanwhile.
-      result = try_again(attempt, error);
-    }
-    climbed(kCollection, start, std::max<int64_t>(failure.collected, 0), result.has_value());
-    if (result) {
-      return std::move(*result);
+    int in_vain = 0;
+    const auto until = Clock::now() + kMostCollecting;
+    while (true) {
+      start = Clock::now();
+      const uint64_t taken_before = taken.load();
+      {
+        const Unlocked unlocked;
+        failure.collected = hooks->collect(bytes);
+        if (failure.collected >= 0 || failure.collected == kTimedOut) {
+          // At once, before others come; and also if nothing was found, for others may have freed meanwhile.
+          result = try_again(attempt, error);
+        }
+      }
+      climbed(kCollection, start, std::max<int64_t>(failure.collected, 0), result.has_value());
+      if (result) {
+        return std::move(*result);
+      }
+      // An earlier collection may have found it for others, and what they made of it was not dead in time.
+      const bool others_took_it = taken.load() - taken_before >= bytes;
+      in_vain = failure.collected > 0 ? 0 : in_vain + 1;
+      if (failure.collected < 0 || (in_vain > 0 && !others_took_it) || in_vain >= kMostInVain ||
+          Clock::now() > until) {
+        break;
+      }
     }
 
     // A thread that has not come back from a collection comes to no callback either.
@@ -741,6 +789,12 @@ LASTREF_EXPORT int lastref_torch_uninstall() {
 LASTREF_EXPORT uint64_t lastref_torch_device_bytes(uint32_t device) {
   Guard* guard = latest_guard;
   return guard == nullptr ? 0 : guard->device_bytes(static_cast<DeviceIndex>(device));
+}
+
+// Bytes freed on all devices since the statistics were reset.
+LASTREF_EXPORT uint64_t lastref_torch_bytes_freed(uint32_t) {
+  Guard* guard = latest_guard;
+  return guard == nullptr ? 0 : guard->bytes_freed();
 }
 
 // failures, not climbed; then of each rung: runs, rescues, bytes, microseconds.
