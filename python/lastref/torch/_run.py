@@ -107,4 +107,10 @@ def _print(report: "Report", settings: dict[str, Any]) -> None:
         if path is not None
     ]
     if written:
-        _jobs.say("this report is in " + " and ".join(os.path.relpath(path) if not settings["json"] else path for path in written))
+        _jobs.say("this report is in " + " and ".join(map(_short, written)))
+
+
+def _short(path: str) -> str:
+    """The path, relative to the current folder if it is in there."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith(os.pardir) else relative

@@ -5,6 +5,16 @@ from typing import Any
 
 _BOLD, _DIM, _RED, _GREEN, _CYAN, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[36m", "\x1b[0m"
 
+#: How much a person reads. The rest is in the JSON, and on the page.
+MAX_GROUPS = 12
+MAX_WAYS = 5
+
+_DIFFERS = (
+    (r"\[\d+\]", "[…]"),
+    (r"saved by \w+", "saved by its nodes"),
+    (r"of parameter \d+ of", "of a parameter of"),
+)
+
 KINDS = (
     ("live", "in use by tensors"),
     ("cached", "free in PyTorch's cache"),
@@ -88,12 +98,21 @@ def _storages_lines(data: dict[str, Any], paint: _Paint) -> list[str]:
         ]
         lines = [paint(_BOLD, "held by tensors: ") + ", ".join(parts)]
     count = sum(total["storages"] for total in totals.values())
-    for number, group in enumerate(_groups(shown), 1):
+    groups = _groups(shown)
+    told = groups[:MAX_GROUPS]
+    for number, group in enumerate(told, 1):
         lines.append("")
         lines.extend(_storage_lines(group[0], paint, f"{number:>3}.", group))
-    if count > len(shown) > 0:
+    rest = count - sum(map(len, told))
+    if rest > 0 and shown:
+        num_bytes = sum(total["bytes"] for total in totals.values()) - sum(
+            storage["bytes"] for group in told for storage in group
+        )
         lines.append("")
-        lines.append(paint(_DIM, f"and {count - len(shown)} smaller storages: report(top={count}) shows them"))
+        others = f"and {rest} other{_s(rest)}, {size(num_bytes)} together"
+        if count > len(shown):
+            others += f": report(top={count}) shows {'it' if rest == 1 else 'them'}"
+        lines.append(paint(_DIM, others))
     unknown = data["native_unknown"]
     if unknown["blocks"]:
         lines.append("")
@@ -109,15 +128,17 @@ def _groups(storages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Storages that one sentence tells of: alike, and held alike. The heaviest group comes first."""
     groups: dict[Any, list[dict[str, Any]]] = {}
     for storage in storages:
-        cycle = storage["cycle"]
-        held = (*(_general(path["words"]) for path in storage["paths"]), cycle and _general(cycle["words"]))
+        cycle, paths = storage["cycle"], storage["paths"]
+        held = _general(cycle["words"] if cycle else paths[0]["words"])
         groups.setdefault((storage["bytes"], storage_title(storage), storage["view"], held), []).append(storage)
     return sorted(groups.values(), key=lambda group: -len(group) * group[0]["bytes"])
 
 
 def _general(words: str) -> str:
-    """The words without what differs between items of a list, and between nodes of one graph."""
-    return re.sub(r"saved by \w+", "saved by its nodes", re.sub(r"\[\d+\]", "[…]", words))
+    """The words without what differs between items of a list, nodes of a graph, and parameters."""
+    for pattern, words_instead in _DIFFERS:
+        words = re.sub(pattern, words_instead, words)
+    return words
 
 
 def _s(count: int) -> str:
@@ -146,9 +167,14 @@ def _storage_lines(
     indent = " " * (len(number) + 1) if number else "  "
     if storage["view"]:
         lines.append(f"{indent}{paint(_CYAN, storage['view'])}")
-    for at, path in enumerate(storage["paths"]):
-        alike = {each["paths"][at]["words"] for each in group}
-        lines.append(f"{indent}{path['words'] if len(alike) == 1 else _general(path['words'])}")
+    ways = [path["words"] for path in storage["paths"]]
+    if len(group) > 1:
+        # The ways that are common to all.
+        common = [{_general(path["words"]) for path in each["paths"]} for each in group]
+        ways = [words for words in dict.fromkeys(map(_general, ways)) if all(words in each for each in common)]
+    lines.extend(f"{indent}{words}" for words in ways[:MAX_WAYS])
+    if len(ways) > MAX_WAYS:
+        lines.append(paint(_DIM, f"{indent}and {len(ways) - MAX_WAYS} more"))
     if storage["cycle"]:
         lines.append(f"{indent}a cycle: {storage['cycle']['words']}")
     lines.append(f"{indent}{paint(_GREEN, 'cure:')} {storage['cure']}")
