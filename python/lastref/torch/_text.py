@@ -109,7 +109,7 @@ def _storages_lines(data: dict[str, Any], paint: _Paint) -> list[str]:
             storage["bytes"] for group in told for storage in group
         )
         lines.append("")
-        others = f"and {rest} other{_s(rest)}, {size(num_bytes)} together"
+        others = f"and {rest} other{_s(rest)}, {size(num_bytes)}{' together' if rest > 1 else ''}"
         if count > len(shown):
             others += f": report(top={count}) shows {'it' if rest == 1 else 'them'}"
         lines.append(paint(_DIM, others))

@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).parent
 DOCS = HERE.parents[2] / "docs"
 GUIDE = DOCS / "not-freed.md"
 BLESS = os.environ.get("LASTREF_BLESS") == "1"
-PROGRAMS = sorted(path.name for path in (DOCS / "not-freed").glob("*.py"))
+PROGRAMS = sorted(path.name for path in (DOCS / "not-freed").glob("[0-9]*.py"))
 
 # What stands in for another process, and what a real one is.
 ENVIRONMENT = {"12-another-process.py": {"LASTREF_STANDIN_OTHER_MIB": "6000"}}
@@ -57,6 +57,23 @@ def test_the_guide_says_what_is_printed(name: str, run_torch: RunTorch) -> None:
 
 def test_the_guide_has_these_programs_and_no_others() -> None:
     assert re.findall(r"<!-- program: (\S+) -->", GUIDE.read_text()) == PROGRAMS
+
+
+def test_the_readme_shows_what_is_printed(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
+    program = DOCS / "not-freed" / "train.py"
+    done = run_torch("-W", "ignore", "-m", "lastref.torch", "--report-dir", str(tmp_path), program.name, cwd=program.parent, status=1)
+    lines = done.stderr[done.stderr.index("\nout of memory: ") + 1 :].split("\n")
+    start = next(at for at, line in enumerate(lines) if line.startswith("held by tensors"))
+    end = next(at for at, line in enumerate(lines) if line.startswith("  3. "))
+    excerpt = "\n".join([lines[0], "...", *lines[start : end - 1], "...", ""])
+    readme = DOCS.parent / "README.md"
+    found = re.search(r"(?<=<!-- excerpt -->\n```text\n).*?(?=```)", readme.read_text(), re.S)
+    assert found is not None
+    if BLESS:
+        text = readme.read_text()
+        readme.write_text(text[: found.start()] + excerpt + text[found.end() :])
+        return
+    assert without_what_varies(found[0]) == without_what_varies(excerpt), "LASTREF_BLESS=1 writes it anew"
 
 
 def test_the_guides_links_lead_somewhere() -> None:
