@@ -46,8 +46,10 @@ const IMMORTAL: isize = 1 << 30;
 const CLOCK_EVERY: usize = 1 << 10;
 /// One search for paths visits no more nodes than this.
 const MAX_VISITED: usize = 2_000_000;
-/// Direct holders beyond these are left out.
-const MAX_DIRECT: usize = 64;
+/// And one for a further way no more than these.
+const MAX_DETOUR: usize = 20_000;
+/// References beyond these are not followed to more ways.
+const MAX_TRIED: usize = 64;
 
 const NAMES_OF_CAPSULES: [&CStr; 2] = [c"dltensor", c"dltensor_versioned"];
 
@@ -809,7 +811,7 @@ impl PyHeap {
     }
 
     /// The ways from roots to one of these objects, shortest first: for each root the shortest, and one
-    /// through each direct holder. Each is the kind of root, its name, its thread, and the objects.
+    /// through each other reference to an object on a way. Each is the kind of root, its name, its thread, and the objects.
     #[expect(clippy::type_complexity, reason = "rows for Python")]
     fn paths<'py>(
         &self,
@@ -869,6 +871,11 @@ impl PyHeap {
             }
         }
         found
+    }
+
+    /// How many references on an object were found when the graph was made.
+    fn found_references(&self, object: &Bound<'_, PyAny>) -> usize {
+        self.find(object).map_or(0, |node| self.sources(node).len())
     }
 
     /// How many references on an object were counted but not found when the graph was made: those of
@@ -987,8 +994,9 @@ impl PyHeap {
                 search.visited.push(*goal);
             }
         }
+        let most = if blocked.is_empty() { MAX_VISITED } else { MAX_DETOUR };
         let mut at = 0;
-        while at < search.visited.len() && search.visited.len() < MAX_VISITED {
+        while at < search.visited.len() && search.visited.len() < most {
             let node = search.visited[at];
             at += 1;
             if at % CLOCK_EVERY == 0 && Instant::now() > self.until + Duration::from_secs(1) {
@@ -1027,33 +1035,45 @@ impl PyHeap {
             }
             ways.len() >= limit
         });
-        // One through each object that refers to a goal itself.
-        let is_goal: HashSet<u32> = goals.iter().copied().collect();
-        let mut shown: HashSet<(u32, u32)> = ways
-            .iter()
-            .filter_map(|way| Some((*way.get(way.len().checked_sub(2)?)?, *way.last()?)))
-            .collect();
-        let mut direct = 0;
-        for goal in goals {
-            for holder in self.sources(*goal) {
-                let is_new = !self.roots.contains_key(holder)
-                    && !is_goal.contains(holder)
-                    && !self.own.contains(holder)
-                    && !(skips_idle && self.is_idle(*holder, *goal))
-                    && direct < MAX_DIRECT
-                    && ways.len() < limit
-                    && shown.insert((*holder, *goal));
-                if !is_new {
-                    continue;
+        // One more for each reference, to an object on a way, that is on no way yet.
+        let mut shown: HashSet<(u32, u32)> = HashSet::new();
+        let note = |way: &[u32], shown: &mut HashSet<(u32, u32)>| {
+            shown.extend(way.windows(2).map(|pair| (pair[0], pair[1])));
+        };
+        for way in &ways {
+            note(way, &mut shown);
+        }
+        let (mut tried, mut at) = (0, 0);
+        while at < ways.len() {
+            let way = ways[at].clone();
+            at += 1;
+            for place in (1..way.len()).rev() {
+                let (node, rest) = (way[place], &way[place..]);
+                // Not through what follows on the way: that would go around in a circle.
+                let mut blocked: HashSet<u32> = rest.iter().copied().collect();
+                blocked.extend(goals);
+                for holder in self.sources(node) {
+                    let is_new = !self.roots.contains_key(holder)
+                        && !blocked.contains(holder)
+                        && !self.own.contains(holder)
+                        && !(skips_idle && self.is_idle(*holder, node))
+                        && tried < MAX_TRIED
+                        && ways.len() < limit
+                        && shown.insert((*holder, node));
+                    if !is_new {
+                        continue;
+                    }
+                    tried += 1;
+                    let mut found = None;
+                    self.backwards(&[*holder], skips_idle, &blocked, |search, (root, first)| {
+                        found = Some([&[root], &*search.way(first), rest].concat());
+                        true
+                    });
+                    if let Some(found) = found {
+                        note(&found, &mut shown);
+                        ways.push(found);
+                    }
                 }
-                direct += 1;
-                // Not through a goal: that would be a way to this one by another that is shown.
-                let mut found = None;
-                self.backwards(&[*holder], skips_idle, &is_goal, |search, (root, node)| {
-                    found = Some([vec![root], search.way(node), vec![*goal]].concat());
-                    true
-                });
-                ways.extend(found);
             }
         }
         ways.sort_by_key(Vec::len);

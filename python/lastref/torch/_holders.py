@@ -866,8 +866,18 @@ class Ring(NamedTuple):
         return {"words": self.words, "collectable": self.collectable, "objects": list(self.objects)}
 
 
+def _importance(value: object) -> int:
+    """From what a cycle is told: an object of the program's own, or a function, rather than a dict."""
+    is_own = type.__dict__["__flags__"].__get__(type(value)) & (1 << 9)  # a class made by `class`
+    if is_own and not isinstance_plain(value, dict):
+        return 0
+    return 1 if type(value) is types.FunctionType else 2
+
+
 def describe_cycle(heap: Heap, cycle: list[Any], way: list[Any], natives: list[Any]) -> Ring:
     """Words for a cycle, and whether Python's collector can free it."""
+    start = min(range(len(cycle) - 1), key=lambda at: (_importance(cycle[at]), at))
+    cycle = [*cycle[start:-1], *cycle[: start + 1]]
     names = []
     at = 0
     while at < len(cycle) - 1:

@@ -87,12 +87,17 @@ class Storages:
             held = self.by_key[key] = Held(address, size, str(device))
         return held
 
-    def see(self, tensor: Any) -> None:
-        """Notes a tensor that a Python object stands for."""
+    def see(self, tensor: Any, *, is_referred_to: bool) -> None:
+        """Notes a tensor that a Python object stands for.
+
+        One that no Python object refers to, such as the base of a view, is kept by C++ alone.
+        """
         if _layout(tensor) is torch.strided:
             held = self.of(tensor)
-            if held is not None:
+            if held is not None and is_referred_to:
                 held.see(tensor, has_object=True)
+            elif held is not None:
+                held.objects.append(tensor)
             return
         for part in _parts(tensor):
             held = self.of(part)

@@ -22,7 +22,7 @@ from .. import __version__ as _version
 from .._lastref import Heap
 from . import _html, _memory, _text
 from ._autograd import Graph
-from ._holders import CURES, OWN_FILES, Path, describe, describe_cycle, finish
+from ._holders import CURES, OWN_FILES, Path, describe, describe_cycle, finish, isinstance_plain
 from ._memory import Held, Storages
 
 __all__ = ["Difference", "Holders", "Report", "diff", "for_out_of_memory", "holders", "report", "watch"]
@@ -176,7 +176,8 @@ class _Search:
     def gather(self) -> None:
         tensors = self.heap.instances(0)
         for tensor in tensors:
-            self.storages.see(tensor)
+            is_referred_to = self.heap.found_references(tensor) > 0
+            self.storages.see(tensor, is_referred_to=is_referred_to)
         for storage in self.heap.instances(1):
             self.storages.see_storage(storage)
         for tensor in tensors:
@@ -274,6 +275,10 @@ class _Search:
 
     def storage(self, held: Held, limit: int) -> dict[str, Any]:
         """A storage as the report has it."""
+        if not held.dtype:
+            for tensor in held.objects:
+                if isinstance_plain(tensor, torch.Tensor):
+                    held.see(tensor, has_object=False)
         paths, cycle = self.paths(held, limit)
         view = None
         if held.used < held.bytes // 2:
@@ -363,7 +368,7 @@ def report(top: int = 20, device: Any = None, *, seconds: float = 2.0) -> Report
 
 
 def for_out_of_memory(
-    device: int | None, requested: int, rungs: Iterable[Any] = (), message: str = "", *, top: int = 20,
+    device: int | None, requested: int, rungs: Iterable[Any] = (), message: str = "", *, top: int = 150,
     seconds: float = 2.0,
 ) -> Report:  # fmt: skip
     """The report of a failed allocation: what was asked for, and what was tried before it failed.

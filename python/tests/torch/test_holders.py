@@ -557,3 +557,497 @@ def test_kind(name: str) -> None:
         if isinstance(kept, (types.GeneratorType, types.CoroutineType)):
             kept.close()
         kept = None
+
+
+# Places, not objects
+
+
+def test_variable() -> None:
+    x = make()
+    assert words(find()) == f"variable: variable `x` in `test_variable` ({HERE}:LINE)"
+    found = holders(x)
+    assert found[0].kind == "variable"
+    assert [step["function"] for step in found[0].steps] == ["test_variable"]
+    assert found[0].steps[0]["file"] == __file__
+    assert "del" in found[0].cure
+
+
+def test_loop_variable_of_a_caller() -> None:
+    def look() -> dict[str, Any]:
+        return find()
+
+    for batch in [make()]:  # noqa: B007
+        found = look()
+    assert words(found).startswith(f"variable: variable `batch` in `test_loop_variable_of_a_caller` ({HERE}:")
+    del batch
+
+
+def test_variable_in_a_closure() -> None:
+    x = make()
+
+    def use() -> torch.Tensor:
+        return x
+
+    found = [path["words"] for path in find()["paths"]]
+    assert clean(found[0]) == f"variable `x` in `test_variable_in_a_closure` ({HERE}:LINE)"
+    del use
+
+
+def test_no_dict_of_locals_is_left() -> None:
+    """Python before 3.13 would keep what `f_locals` once saw until the function returns."""
+    x = make()
+    holders(x)
+    del x
+    gone = [s for s in report(top=10_000).to_dict()["storages"] if s["bytes"] == 4 * N]
+    assert not gone
+
+
+def test_the_programs_own_locals_stay() -> None:
+    x = 1
+    mine = locals()
+    report()
+    x = 2  # noqa: F841
+    assert mine["x"] == 1
+
+
+def test_other_thread() -> None:
+    ready, over = threading.Event(), threading.Event()
+
+    def work(x: torch.Tensor) -> None:
+        ready.set()
+        over.wait()
+        del x
+
+    box = [make()]
+    thread = threading.Thread(target=lambda: work(box.pop()), name="worker")
+    thread.start()
+    ready.wait()
+    try:
+        expected = f"thread: variable `x` in `work` ({HERE}:LINE, on thread `worker`)"
+        assert words(find()) == expected
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_report_from_another_thread() -> None:
+    x = make()
+    found: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: found.append(find()))
+    thread.start()
+    thread.join()
+    assert words(found[0]) == f"variable: variable `x` in `test_report_from_another_thread` ({HERE}:LINE)"
+    del x
+
+
+def test_last_traceback() -> None:
+    def fail() -> None:
+        x = make()
+        raise ValueError(x.shape)
+
+    try:
+        fail()
+    except ValueError as error:
+        sys.last_traceback = error.__traceback__
+    try:
+        assert words(find()) == f"last traceback: `sys.last_traceback` → variable `x` in `fail` ({HERE}:LINE)"
+    finally:
+        del sys.last_traceback
+
+
+def test_exception_being_handled() -> None:
+    def fail() -> None:
+        x = make()
+        raise ValueError(x.shape)
+
+    try:
+        fail()
+    except ValueError:
+        found = words(find())
+    expected = f"the exception being handled (`ValueError`) → its traceback → variable `x` in `fail` ({HERE}:LINE)"
+    assert found == f"exception: {expected}"
+
+
+@pytest.fixture
+def main() -> Iterator[dict[str, Any]]:
+    """The names of the prompt."""
+    names = vars(sys.modules["__main__"])
+    before = dict(names)
+    yield names
+    for name in set(names) - set(before):
+        del names[name]
+
+
+def test_ipython_output(main: dict[str, Any]) -> None:
+    output = {12: make()}
+    main.update({"_oh": output, "Out": output, "_": output[12], "_12": output[12]})
+    del output
+    found = [f"{path['kind']}: {path['words']}" for path in find()["paths"]]
+    assert found == [
+        "prompt: `_` and `_12`, what IPython has shown",
+        "prompt: `Out[12]`, what IPython has shown",
+    ]
+
+
+def test_prompt() -> None:
+    import builtins
+
+    builtins._ = make()  # type: ignore[attr-defined]
+    try:
+        assert words(find()) == "prompt: `_`, the value that the prompt showed last"
+    finally:
+        del builtins._  # type: ignore[attr-defined]
+
+
+def test_names_of_main(main: dict[str, Any]) -> None:
+    main["weights"] = {"first": make()}
+    assert words(find()) == "registry: global `weights['first']`"
+
+
+def test_current_context() -> None:
+    variable: contextvars.ContextVar[Any] = contextvars.ContextVar("now")
+    token = variable.set(make())
+    try:
+        assert words(find()) == "context variable: context variable `now`"
+    finally:
+        variable.reset(token)
+        del token
+
+
+# Storages
+
+
+def test_view() -> None:
+    x = torch.zeros(64 * MIB)
+    x = x[:1]
+    found = holders(x).storage
+    assert found["view"] == "view of 256 MiB storage using 0.0 %"
+    assert found["used_bytes"] == 4
+    assert "clone()" in found["cure"]
+
+
+def test_views_are_one_storage() -> None:
+    x = make()
+    views = [x[1:], x.view(1, N), x.detach()]
+    found = find()
+    assert found["tensors"] == 4
+    assert found["view"] is None
+    assert found["shape"] in ([N], [1, N])
+    paths = {clean(path["words"]) for path in found["paths"]}
+    assert f"variable `x` in `test_views_are_one_storage` ({HERE}:LINE)" in paths
+    assert f"variable `views[0]` in `test_views_are_one_storage` ({HERE}:LINE)" in paths
+
+
+def test_parameter() -> None:
+    x = torch.nn.Parameter(make())
+    found = find()
+    assert found["is_parameter"]
+    assert found["requires_grad"]
+    assert found["dtype"] == "float32"
+    assert found["device"] == "cpu"
+    del x
+
+
+class Wrapped(torch.Tensor):
+    """A subclass that must not be asked."""
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("asked")
+
+
+def test_subclass() -> None:
+    x = make().as_subclass(Wrapped)
+    assert words(find()).startswith("variable: variable `x`")
+    del x
+
+
+def test_sparse() -> None:
+    x = torch.sparse_coo_tensor(torch.zeros(1, N, dtype=torch.int64), make(), (1,), check_invariants=True)
+    assert words(find()).startswith("variable: variable `x`")
+    del x
+
+
+def test_all_roots_shortest_first() -> None:
+    x = make()
+    table = {"a": [x]}
+    box = Plain(Plain(x))
+    found = [clean(path.words) for path in holders(x)]
+    where = f"in `test_all_roots_shortest_first` ({HERE}:LINE)"
+    assert found == [
+        f"variable `x` {where}",
+        f"variable `table['a'][0]` {where}",
+        f"variable `box.value.value` {where}",
+    ]
+    del table, box
+
+
+def test_not_a_tensor() -> None:
+    with pytest.raises(TypeError, match="expected a tensor or a storage, got int"):
+        holders(1)
+    with pytest.raises(ValueError, match="no memory of its own"):
+        holders(torch.empty(0))
+
+
+# Cycles
+
+
+def dead_cycle() -> None:
+    made = Plain(make())
+    made.other = made  # type: ignore[assignment]
+
+
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.unfreeze()
+    gc.enable()
+    gc.collect()
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_dead_cycle() -> None:
+    dead_cycle()
+    found = find()
+    name = f"{__name__}.Plain"
+    assert found["paths"] == []
+    assert found["cycle"] == {
+        "words": f"{name}.other → {name}; gc.collect() frees it",
+        "collectable": True,
+        "objects": [f"{name}.other"],
+    }
+    assert found["cure"] == "call gc.collect()"
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_frozen_cycle() -> None:
+    dead_cycle()
+    gc.freeze()
+    found = find()
+    assert found["cycle"]["words"].endswith("frozen by gc.freeze(), so gc cannot free it until gc.unfreeze()")
+    assert not found["cycle"]["collectable"]
+    assert found["cure"] == "call gc.unfreeze(), then gc.collect()"
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_hook_cycle() -> None:
+    def build() -> None:
+        module = torch.nn.Linear(1, 1)
+        module.weight = torch.nn.Parameter(make())
+
+        def hook(*args: Any) -> Any:
+            return module.weight
+
+        module.register_forward_hook(hook)
+
+    build()
+    found = find()
+    words_of_it = clean(found["cycle"]["words"])
+    assert "its hook `_forward_hooks[ID]`" in words_of_it
+    assert "closure cell `module` of function `test_hook_cycle.<locals>.build.<locals>.hook`" in words_of_it
+    assert found["cycle"]["collectable"]
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_function_that_calls_itself() -> None:
+    def load_state(depth: int) -> int:
+        state = {"w": make()}
+
+        def load(n: int) -> int:
+            return load(n - 1) if n else len(state)
+
+        return load(depth)
+
+    load_state(2)
+    found = find()
+    assert "closure cell `load` of function `" in found["cycle"]["words"]
+    assert found["cycle"]["collectable"]
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_garbage_that_is_kept() -> None:
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        dead_cycle()
+        gc.collect()
+        found = find()
+        assert found["paths"][0]["kind"] == "garbage"
+        assert found["paths"][0]["words"].startswith("`gc.garbage")
+        assert "gc.garbage.clear()" in found["cure"]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+def test_graph_that_sums_keep() -> None:
+    total: Any = 0
+    for _ in range(6):
+        total = total + (make(requires_grad=True) * 2.0).sum()
+    found = [s for s in report(top=10_000).to_dict()["storages"] if s["bytes"] == 4 * N]
+    assert len(found) == 6
+    for storage in found:
+        path = storage["paths"][0]
+        assert clean(path["words"]).startswith(
+            f"variable `total` in `test_graph_that_sums_keep` ({HERE}:LINE) → the autograd graph of `total` (24 nodes)"
+        )
+        assert "detach()" in path["cure"]
+    total = total.detach()
+    assert not [s for s in report(top=10_000).to_dict()["storages"] if s["bytes"] == 4 * N]
+
+
+# Programs that do not cooperate
+
+
+class Hostile:
+    """Nothing can be asked of it."""
+
+    def __init__(self, value: Any) -> None:
+        object.__setattr__(self, "value", value)
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"asked for {name}")
+
+    __repr__ = __str__ = __eq__ = __hash__ = __len__ = __iter__ = __bool__ = None  # type: ignore[assignment]
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        raise AssertionError("asked for its class")
+
+    def __del__(self) -> None: ...
+
+
+class HostileDict(dict[Any, Any]):
+    def items(self) -> Any:
+        raise AssertionError("asked for items")
+
+    __iter__ = keys = values = items  # type: ignore[assignment]
+
+
+class HostileList(list[Any]):
+    def __iter__(self) -> Any:
+        raise AssertionError("asked for items")
+
+
+class HostileKey:
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("compared")
+
+    def __repr__(self) -> str:
+        raise AssertionError("shown")
+
+
+class HostileMeta(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise AssertionError(f"asked for {name}")
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        raise AssertionError("asked")
+
+    __subclasscheck__ = __instancecheck__
+
+
+@pytest.mark.parametrize(
+    ("wrap", "suffix"),
+    [
+        (Hostile, ".value"),
+        (lambda t: HostileDict({"k": t}), "['k']"),
+        (lambda t: HostileList([t]), "[0]"),
+        (lambda t: {HostileKey(): t}, f"[<{__name__}.HostileKey>]"),
+        (lambda t: {"k" * 100: t}, f"['{'k' * 40}…']"),
+        (lambda t: {0: t}, "[0]"),
+    ],
+)
+def test_hostile(wrap: Callable[[torch.Tensor], Any], suffix: str) -> None:
+    x = wrap(make())
+    assert f"variable `x{suffix}` in" in find()["paths"][0]["words"]
+    del x
+
+
+def test_hostile_class() -> None:
+    # Through the metaclass no attribute can be read, not even by `class` itself.
+    made = HostileMeta("Made", (), {"stored": make()})
+    assert ".stored`" in find()["paths"][0]["words"]
+    del made
+
+
+def test_replaced_dict() -> None:
+    class Odd:
+        __dict__ = property(lambda self: (_ for _ in ()).throw(AssertionError("asked")))  # type: ignore[assignment]
+
+    x = Odd()
+    object.__setattr__(x, "value", make())
+    assert find()["paths"][0]["words"].startswith("variable `x")
+    del x
+
+
+# The search itself
+
+
+def test_nothing_is_added_to_the_heap() -> None:
+    tensors = [torch.zeros(1 + n) for n in range(100)]
+    report()
+    report()
+    gc.collect()
+    gc.disable()
+    try:
+        counts = [sys.getrefcount(tensor) for tensor in tensors]
+        before = {id(made) for made in gc.get_objects()}
+        blocks = sys.getallocatedblocks()
+        made = report()
+        del made
+        blocks = sys.getallocatedblocks() - blocks
+        after = gc.get_objects()
+        added = [type(made).__name__ for made in after if id(made) not in before]
+        assert [sys.getrefcount(tensor) for tensor in tensors] == counts
+    finally:
+        gc.enable()
+    assert added == ["set"]  # `before`
+    assert blocks < 60  # a dict of names here and there, and this function's own lists
+
+
+def test_instances_get_no_dict() -> None:
+    from lastref._lastref import heap_instance_values
+
+    class Lean:
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+    x = Lean(make())
+    if heap_instance_values(x) is None:
+        pytest.skip("this Python's layout is not known")
+    assert "`x.value`" in find()["paths"][0]["words"]
+    assert heap_instance_values(x) is not None
+
+
+def test_truncated() -> None:
+    found = report(seconds=0.0)
+    assert found.to_dict()["truncated"]
+    assert "stopped for want of time" in str(found)
+
+
+def test_many_threads() -> None:
+    """Others make and drop objects meanwhile."""
+    over = threading.Event()
+
+    def churn() -> None:
+        while not over.is_set():
+            made = Plain([torch.zeros(10), {}])
+            made.other = made  # type: ignore[assignment]
+
+    threads = [threading.Thread(target=churn) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            x = make()
+            assert any("variable `x`" in path for path in map(str, holders(x)))
+            del x
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
