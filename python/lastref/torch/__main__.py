@@ -45,7 +45,9 @@ def main() -> NoReturn:
                 f"under Python's option {words} nothing can be added to a program; leave it out, or call "
                 "lastref.torch.guard() in the program"
             )
-    settings["package"] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    settings["package"] = os.path.dirname(
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    )
     settings["pythonpath"] = pythonpath = os.environ.get("PYTHONPATH")
     os.environ["LASTREF_TORCH_RUN"] = json.dumps(settings)
     os.environ["PYTHONPATH"] = START if not pythonpath else START + os.pathsep + pythonpath

@@ -23,7 +23,7 @@ def load_ipython_extension(ipython: "InteractiveShell") -> None:
         json    as JSON; html: as a page, with the graph
         """
         arguments, form = parse(line)
-        from . import report
+        from ._report import report
 
         made = report(**arguments)
         if form == "html":
@@ -33,7 +33,9 @@ def load_ipython_extension(ipython: "InteractiveShell") -> None:
         else:
             print(made.to_json() if form == "json" else made.text().rstrip())
 
-    ipython.register_magic_function(gpu_memory, "line", "gpu_memory")
+    # What adds a magic is a method made by a decorator, whose type is wrong.
+    add: Any = ipython.register_magic_function
+    add(gpu_memory, "line", "gpu_memory")
 
 
 def unload_ipython_extension(ipython: "InteractiveShell") -> None:

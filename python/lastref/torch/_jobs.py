@@ -23,7 +23,6 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +56,9 @@ def rank() -> int:
     return 0
 
 
-def write_report(report: "Report", reason: str = "out of memory", *, directory: str | None = None) -> str | None:
+def write_report(
+    report: "Report", reason: str = "out of memory", *, directory: str | None = None
+) -> str | None:
     """Writes the report into the folder that ``LASTREF_REPORT_DIR`` names, as JSON, and returns the path.
 
     Without a folder nothing is written. A failure of this process replaces the one before it,
@@ -86,7 +87,9 @@ def write_file(path: str, text: str) -> str | None:
     try:
         replace_file(path, text)
     except OSError as error:
-        say(f"{path} could not be written: {error.strerror}; LASTREF_REPORT_DIR names the folder for reports")
+        say(
+            f"{path} could not be written: {error.strerror}; LASTREF_REPORT_DIR names the folder for reports"
+        )
         return None
     return path
 
@@ -153,7 +156,9 @@ class _Reporter:
 
     def start(self) -> None:
         if self.thread is None:
-            self.thread = threading.Thread(target=self.run, args=(self.sleep,), name="lastref-report", daemon=True)
+            self.thread = threading.Thread(
+                target=self.run, args=(self.sleep,), name="lastref-report", daemon=True
+            )
             self.thread.start()
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -200,7 +205,9 @@ def install_signal(number: int) -> None:
     """
     global _reporter
     if threading.current_thread() is not threading.main_thread():
-        raise ValueError("guard: a signal's handler can only be set on the main thread; call guard(signal=...) there")
+        raise ValueError(
+            "guard: a signal's handler can only be set on the main thread; call guard(signal=...) there"
+        )
     number = int(number)
     if _reporter is None:
         _reporter = _Reporter()
@@ -240,12 +247,15 @@ def remove_signal(number: int) -> None:
             signal.set_wakeup_fd(fd)
 
 
-def write_signal_report(number: int, make: "Callable[[], Report] | None" = None) -> str | None:
+def write_signal_report(number: int) -> str | None:
     """Makes a report now and writes it; says where on standard error."""
-    name = signal.Signals(number).name if number in iter(signal.Signals) else f"signal {number}"
     try:
-        if make is None:
-            from ._report import report as make
+        name = signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        name = f"signal {number}"
+    try:
+        from ._report import report as make
+
         report = make()
     except Exception as error:
         say(f"{name}: the report could not be made: {error!r}")

@@ -35,7 +35,9 @@ __all__ = ["retry"]
 _Result = TypeVar("_Result")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-Smaller = str | Mapping[str, Callable[[Any], Any]] | Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Smaller = (
+    str | Mapping[str, Callable[[Any], Any]] | Callable[[tuple[Any, ...], dict[str, Any]], Any]
+)
 
 #: How often a step runs at most where ``smaller`` is given and ``attempts`` is not: a number below two to the
 #: thirty-second has reached 1 by then.
@@ -152,7 +154,9 @@ def _run(
         attempts = 2 if smaller is None else MOST_ATTEMPTS
     tried: list[str] = []
     for attempt in range(1, attempts + 1):
-        result = failure = following = None
+        result: Any = None
+        failure: Exception | None = None
+        following: _Arguments | None = None
         try:
             result = fn(*args, **kwargs)
         except Exception as error:
@@ -178,9 +182,11 @@ def _run(
                     return _check_result(result)
             words = _words_for(fn, args, kwargs, smaller)
             tried.append(f"{words}: {_first_line(failure)}")
-            if gives_up and failure is None:
-                raise RuntimeError("retry: another rank failed, and the ranks do not all have something smaller to try")
-            if gives_up:
+            if following is None or gives_up:
+                if failure is None:
+                    raise RuntimeError(
+                        "retry: another rank failed, and the ranks do not all have something smaller to try"
+                    )
                 _add_note(failure, tried)
                 raise failure
         finally:
@@ -189,14 +195,20 @@ def _run(
         args, kwargs = following
         following = None
         release()
-        _log.warning("retry: out of memory with %s; trying again with %s", words, _words_for(fn, args, kwargs, smaller))
+        _log.warning(
+            "retry: out of memory with %s; trying again with %s",
+            words,
+            _words_for(fn, args, kwargs, smaller),
+        )
     raise AssertionError("the last attempt returns or raises")
 
 
 def _check_result(result: Any) -> Any:
     if isinstance(result, types.CoroutineType):
         result.close()
-        raise TypeError("retry: the function returned a coroutine, whose body has not run; give one that runs all of it")
+        raise TypeError(
+            "retry: the function returned a coroutine, whose body has not run; give one that runs all of it"
+        )
     return result
 
 
@@ -214,14 +226,18 @@ def _make_smaller(
     if isinstance(smaller, Mapping):
         return _replace(fn, args, kwargs, smaller)
     if not callable(smaller):
-        raise TypeError(f"retry: smaller is a name, a dict or a function, not {type(smaller).__name__}")
+        raise TypeError(
+            f"retry: smaller is a name, a dict or a function, not {type(smaller).__name__}"
+        )
     made = smaller(args, kwargs)
     if made is None:
         return None
     match made:
         case (tuple(new_args), dict(new_kwargs)):
             return new_args, new_kwargs
-    raise TypeError("retry: smaller must return a pair of a tuple and a dict, the arguments, or None")
+    raise TypeError(
+        "retry: smaller must return a pair of a tuple and a dict, the arguments, or None"
+    )
 
 
 def _replace(
@@ -241,7 +257,9 @@ def _replace(
             holder = holder[keywords]
         if name not in holder:
             names = ", ".join(bound.signature.parameters) or "none"
-            raise TypeError(f"retry: the function has no argument {name!r} to make smaller; it has: {names}")
+            raise TypeError(
+                f"retry: the function has no argument {name!r} to make smaller; it has: {names}"
+            )
         value = function(holder[name])
         if value is None:
             return None
@@ -265,7 +283,9 @@ def _words_for(
     if smaller is None:
         return "the same arguments"
     if callable(smaller):
-        values = [_short(value) for value in args] + [f"{name}={_short(v)}" for name, v in kwargs.items()]
+        values = [_short(value) for value in args] + [
+            f"{name}={_short(v)}" for name, v in kwargs.items()
+        ]
         return ", ".join(values) or "no arguments"
     bound = inspect.signature(fn).bind(*args, **kwargs)
     bound.apply_defaults()
@@ -273,7 +293,10 @@ def _words_for(
     for parameter in bound.signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             flat |= flat[parameter.name]
-    return ", ".join(f"{name}={_short(flat[name])}" for name in ([smaller] if isinstance(smaller, str) else smaller))
+    return ", ".join(
+        f"{name}={_short(flat[name])}"
+        for name in ([smaller] if isinstance(smaller, str) else smaller)
+    )
 
 
 def _short(value: Any) -> str:
@@ -366,8 +389,9 @@ def _clear(frame: types.FrameType) -> None:
 def release() -> None:
     """Runs the cycle collector, and gives the caches back to the devices."""
     lastref.gc.collect()
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.empty_cache()
+    cuda: Any = torch.cuda  # its functions have no types
+    if cuda.is_initialized() and not cuda.is_current_stream_capturing():
+        cuda.empty_cache()
     if lastref.cuda.is_available():
         lastref.cuda.empty_cache()
 
@@ -414,12 +438,14 @@ def _vote(group: "ProcessGroup", *, failed: bool, gives_up: bool) -> tuple[bool,
 
 def _check_function(fn: object) -> None:
     if not callable(fn):
-        raise TypeError(f"retry: the first argument is the function to run, not {type(fn).__name__}")
+        raise TypeError(
+            f"retry: the first argument is the function to run, not {type(fn).__name__}"
+        )
     inner = inspect.unwrap(fn)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
     if not inspect.isroutine(inner) and not isinstance(inner, type):
-        inner = getattr(inner, "__call__", inner)
+        inner = type(inner).__call__  # an object that can be called
     for check, words in (
         (inspect.iscoroutinefunction, "coroutine"),
         (inspect.isasyncgenfunction, "asynchronous generator"),

@@ -34,7 +34,9 @@ def start(settings: dict[str, Any]) -> None:
         elif settings["signal"] is not None:
             _jobs.install_signal(settings["signal"])
     except Exception as error:
-        _jobs.say(f"not guarded: {error}; if the program runs out of memory, there is a report nevertheless")
+        _jobs.say(
+            f"not guarded: {error}; if the program runs out of memory, there is a report nevertheless"
+        )
     previous = sys.excepthook
 
     def excepthook(
@@ -95,7 +97,9 @@ def _print(report: "Report", settings: dict[str, Any]) -> None:
     if settings["json"]:
         print(report.to_json(), file=stream)
     else:
-        color = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        color = (
+            stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        )
         print(f"\n{report.text(color=color).rstrip()}\n", file=stream)
     stem = os.path.join(settings["report_dir"], _jobs.report_stem("oom"))
     written = [

@@ -27,7 +27,7 @@ proportion to its blocks.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -48,7 +48,7 @@ class _Family(NamedTuple):
     kind: str  # "gauge" or "counter"; a counter's samples have the suffix "_total"
     help: str
     labels: tuple[str, ...]
-    samples: list[tuple[tuple[str, ...], float]]
+    samples: Sequence[tuple[tuple[str, ...], float]]
 
 
 class Collector:
@@ -88,7 +88,9 @@ def text() -> str:
         name = family.name + ("_total" if family.kind == "counter" else "")
         lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
         for labels, value in family.samples:
-            pairs = ",".join(f'{key}="{label}"' for key, label in zip(family.labels, labels, strict=True))
+            pairs = ",".join(
+                f'{key}="{label}"' for key, label in zip(family.labels, labels, strict=True)
+            )
             lines.append(f"{name}{{{pairs}}} {value}")
     return "\n".join(lines) + "\n"
 
@@ -126,13 +128,21 @@ def _families() -> list[_Family]:
         for at, (name, kind, help) in enumerate(
             [
                 ("lastref_allocated_bytes", "gauge", "Bytes that tensors hold on the device"),
-                ("lastref_reserved_bytes", "gauge", "Bytes obtained from the device: held by tensors and cached"),
-                ("lastref_largest_hole_bytes", "gauge", "The largest cached block that nobody holds"),
+                (
+                    "lastref_reserved_bytes",
+                    "gauge",
+                    "Bytes obtained from the device: held by tensors and cached",
+                ),
+                (
+                    "lastref_largest_hole_bytes",
+                    "gauge",
+                    "The largest cached block that nobody holds",
+                ),
                 ("lastref_out_of_memory", "counter", "Allocations that failed in the end"),
             ]
         )
     ]
-    from . import guard_stats
+    from ._guard import guard_stats
 
     rungs = guard_stats()["rungs"]
     for key, name, help, unit in (
@@ -141,11 +151,17 @@ def _families() -> list[_Family]:
         ("bytes", "lastref_rung_freed_bytes", "Bytes that became free by the rung", 1),
         ("microseconds", "lastref_rung_seconds", "Time spent on the rung", 1e6),
     ):
-        samples = [((rung,), sums[key] / unit if unit != 1 else sums[key]) for rung, sums in rungs.items()]
+        samples = [
+            ((rung,), sums[key] / unit if unit != 1 else sums[key]) for rung, sums in rungs.items()
+        ]
         families.append(_Family(name, "counter", help, ("rung",), samples))
     runs = lastref.gc.stats()
     for name, help, values in (
-        ("lastref_collections", "Runs of the cycle collector", [each.runs for each in runs.values()]),
+        (
+            "lastref_collections",
+            "Runs of the cycle collector",
+            [each.runs for each in runs.values()],
+        ),
         (
             "lastref_collection_seconds",
             "Time that runs of the cycle collector took",
@@ -166,13 +182,14 @@ _Device = tuple[tuple[str, str], tuple[int, int, int, int]]
 
 
 def _torch_devices() -> Iterator[_Device]:
-    if not torch.cuda.is_initialized():
+    cuda: Any = torch.cuda  # its functions have no types
+    if not cuda.is_initialized():
         return
     holes: dict[int, int] = {}
-    for segment in torch.cuda.memory_snapshot(include_traces=False):
+    for segment in cuda.memory_snapshot(include_traces=False):
         _add_hole(holes, segment)
-    for index in range(torch.cuda.device_count()):
-        stats = torch.cuda.memory_stats(index)
+    for index in range(cuda.device_count()):
+        stats = cuda.memory_stats(index)
         if stats:
             yield ("torch", str(index)), _values(stats, holes.get(index, 0))
 
@@ -184,7 +201,10 @@ def _lastref_devices() -> Iterator[_Device]:
         holes: dict[int, int] = {}
         for segment in lastref.cuda.memory_snapshot(index):
             _add_hole(holes, segment)
-        yield ("lastref", str(index)), _values(lastref.cuda.memory_stats(index), holes.get(index, 0))
+        yield (
+            ("lastref", str(index)),
+            _values(lastref.cuda.memory_stats(index), holes.get(index, 0)),
+        )
 
 
 def _values(stats: dict[str, Any], hole: int) -> tuple[int, int, int, int]:

@@ -26,7 +26,8 @@ ENVIRONMENT = {"12-another-process.py": {"LASTREF_STANDIN_OTHER_MIB": "6000"}}
 def block(name: str) -> "re.Pattern[str]":
     """The program and its output in the guide."""
     return re.compile(
-        rf"<!-- program: {re.escape(name)} -->\n(?:\n```python\n(.*?)```\n\nprints\n\n```text\n(.*?)```\n)?", re.S
+        rf"<!-- program: {re.escape(name)} -->\n(?:\n```python\n(.*?)```\n\nprints\n\n```text\n(.*?)```\n)?",
+        re.S,
     )
 
 
@@ -52,7 +53,9 @@ def test_the_guide_says_what_is_printed(name: str, run_torch: RunTorch) -> None:
         GUIDE.write_text(block(name).sub(lambda _: new, GUIDE.read_text()))
         return
     assert found[1] == program, "the guide has another program: LASTREF_BLESS=1"
-    assert without_what_varies(found[2]) == without_what_varies(printed), "LASTREF_BLESS=1 writes the guide anew"
+    assert without_what_varies(found[2]) == without_what_varies(printed), (
+        "LASTREF_BLESS=1 writes the guide anew"
+    )
 
 
 def test_the_guide_has_these_programs_and_no_others() -> None:
@@ -61,7 +64,17 @@ def test_the_guide_has_these_programs_and_no_others() -> None:
 
 def test_the_readme_shows_what_is_printed(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
     program = DOCS / "not-freed" / "train.py"
-    done = run_torch("-W", "ignore", "-m", "lastref.torch", "--report-dir", str(tmp_path), program.name, cwd=program.parent, status=1)
+    done = run_torch(
+        "-W",
+        "ignore",
+        "-m",
+        "lastref.torch",
+        "--report-dir",
+        str(tmp_path),
+        program.name,
+        cwd=program.parent,
+        status=1,
+    )
     lines = done.stderr[done.stderr.index("\nout of memory: ") + 1 :].split("\n")
     start = next(at for at, line in enumerate(lines) if line.startswith("held by tensors"))
     end = next(at for at, line in enumerate(lines) if line.startswith("  3. "))
@@ -73,13 +86,16 @@ def test_the_readme_shows_what_is_printed(tmp_path: pathlib.Path, run_torch: Run
         text = readme.read_text()
         readme.write_text(text[: found.start()] + excerpt + text[found.end() :])
         return
-    assert without_what_varies(found[0]) == without_what_varies(excerpt), "LASTREF_BLESS=1 writes it anew"
+    assert without_what_varies(found[0]) == without_what_varies(excerpt), (
+        "LASTREF_BLESS=1 writes it anew"
+    )
 
 
 def test_the_guides_links_lead_somewhere() -> None:
     text = GUIDE.read_text()
     anchors = {
-        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^## (.*)$", text, re.M)
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^## (.*)$", text, re.M)
     }
     for target in re.findall(r"\]\(([^)]+)\)", text):
         if target.startswith("#"):

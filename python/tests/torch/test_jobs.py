@@ -43,7 +43,9 @@ def write(report: Any, reason: str = "out of memory") -> pathlib.Path:
 # Files
 
 
-def test_without_a_folder_nothing_is_written(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_nothing_is_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert _jobs.write_report(Made()) is None  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
@@ -63,9 +65,14 @@ def test_the_last_failure_is_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
     assert [path.name for path in second.parent.iterdir()] == [second.name], "nothing else is left"
 
 
-def test_reports_for_another_reason_are_numbered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_for_another_reason_are_numbered(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LASTREF_REPORT_DIR", str(tmp_path))
-    assert [write(Made(), "SIGUSR2").name.rpartition("-")[2] for _ in range(2)] == ["1.json", "2.json"]
+    assert [write(Made(), "SIGUSR2").name.rpartition("-")[2] for _ in range(2)] == [
+        "1.json",
+        "2.json",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +102,10 @@ def test_a_strange_host_name_is_a_file_name(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("why", ["file", "read-only", "full"])
 def test_what_cannot_be_written_is_one_line(
-    why: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    why: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "folder"
     if why == "file":
@@ -110,7 +120,9 @@ def test_what_cannot_be_written_is_one_line(
     monkeypatch.setenv("LASTREF_REPORT_DIR", str(folder))
     assert _jobs.write_report(Made()) is None  # type: ignore[arg-type]
     text = capfd.readouterr().err
-    assert re.fullmatch(rf"lastref: .*oom-.*\.json could not be written: ({words}); LASTREF_REPORT_DIR .*\n", text)
+    assert re.fullmatch(
+        rf"lastref: .*oom-.*\.json could not be written: ({words}); LASTREF_REPORT_DIR .*\n", text
+    )
     if why == "full":
         assert list(folder.iterdir()) == [], "no part of a file is left"
 
@@ -215,7 +227,9 @@ def wait_for(number, seconds=60):
 
 
 def test_a_signal_writes_a_report(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
-    program = START + """
+    program = (
+        START
+        + """
 lastref.torch.guard(signal=signal.SIGUSR2)
 os.kill(os.getpid(), signal.SIGUSR2)
 wait_for(1)
@@ -224,6 +238,7 @@ wait_for(2)
 lastref.torch.unguard()
 print(signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL, signal.set_wakeup_fd(-1))
 """
+    )
     done = run_torch("-c", program, env={"LASTREF_REPORT_DIR": str(tmp_path)})
     assert done.stdout == "True -1\n"
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -234,19 +249,28 @@ print(signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL, signal.set_wakeup_fd(-
     assert document["storages"][0]["bytes"] == 600 << 20
 
 
-def test_without_a_folder_it_is_the_current_one(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
-    program = START + """
+def test_without_a_folder_it_is_the_current_one(
+    tmp_path: pathlib.Path, run_torch: RunTorch
+) -> None:
+    program = (
+        START
+        + """
 lastref.torch.guard(signal=signal.SIGUSR2)
 os.kill(os.getpid(), signal.SIGUSR2)
 wait_for(1)
 """
+    )
     run_torch("-c", program, cwd=tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_while_the_main_thread_is_in_a_long_call(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
+def test_while_the_main_thread_is_in_a_long_call(
+    tmp_path: pathlib.Path, run_torch: RunTorch
+) -> None:
     """No instruction of Python runs on the main thread between the signal and the report."""
-    program = START + """
+    program = (
+        START
+        + """
 import ctypes
 lastref.torch.guard(signal=signal.SIGUSR2)
 def send():
@@ -261,12 +285,15 @@ libc = ctypes.CDLL(None)
 buffer = ctypes.create_string_buffer(1)
 print(libc.read(waiting, buffer, 1))
 """
+    )
     done = run_torch("-c", program, env={"LASTREF_REPORT_DIR": str(tmp_path)})
     assert done.stdout == "1\n"
 
 
 def test_beside_an_event_loop_with_handlers(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
-    program = START + """
+    program = (
+        START
+        + """
 import asyncio
 lastref.torch.guard(signal=signal.SIGUSR2)
 async def main():
@@ -281,12 +308,15 @@ os.kill(os.getpid(), signal.SIGUSR2)  # the loop has left the place
 wait_for(2)
 print("both")
 """
+    )
     done = run_torch("-c", program, env={"LASTREF_REPORT_DIR": str(tmp_path)})
     assert done.stdout == "both\n"
 
 
 def test_inside_an_event_loop_that_was_first(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
-    program = START + """
+    program = (
+        START
+        + """
 import asyncio
 async def main():
     came = asyncio.Event()
@@ -299,23 +329,31 @@ async def main():
 asyncio.run(main())
 print("both")
 """
+    )
     done = run_torch("-c", program, env={"LASTREF_REPORT_DIR": str(tmp_path)})
     assert done.stdout == "both\n"
 
 
-def test_a_handler_that_was_there_is_called_too(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
-    program = START + """
+def test_a_handler_that_was_there_is_called_too(
+    tmp_path: pathlib.Path, run_torch: RunTorch
+) -> None:
+    program = (
+        START
+        + """
 signal.signal(signal.SIGUSR2, lambda number, frame: print("before", number == signal.SIGUSR2))
 lastref.torch.guard(signal=signal.SIGUSR2)
 os.kill(os.getpid(), signal.SIGUSR2)
 wait_for(1)
 """
+    )
     done = run_torch("-c", program, env={"LASTREF_REPORT_DIR": str(tmp_path)})
     assert done.stdout == "before True\n"
 
 
 def test_a_forked_child_writes_its_own(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
-    program = START + """
+    program = (
+        START
+        + """
 lastref.torch.guard(signal=signal.SIGUSR2)
 child = os.fork()
 if child == 0:
@@ -327,6 +365,7 @@ print([str(child) in name for name in wait_for(1)])
 os.kill(os.getpid(), signal.SIGUSR2)
 wait_for(2)
 """
+    )
     done = run_torch("-c", program, env={"LASTREF_REPORT_DIR": str(tmp_path)})
     assert done.stdout == "[True]\n"
 
@@ -342,7 +381,9 @@ wait_for(2)
     ],
 )
 def test_what_cannot_be_handled_is_refused(call: str, text: str, run_torch: RunTorch) -> None:
-    program = START + f"""
+    program = (
+        START
+        + f"""
 def work():
     try:
         lastref.torch.guard(signal=signal.SIGUSR2)
@@ -353,4 +394,5 @@ try:
 except ValueError as error:
     print(error)
 """
+    )
     assert text in run_torch("-c", program).stdout

@@ -68,8 +68,13 @@ def test_the_program_sees_what_it_always_sees(
     assert ours.stderr == plain.stderr == ""
 
 
-@pytest.mark.parametrize("options", [["-u"], ["-O", "-X", "utf8", "-W", "ignore::UserWarning"], ["-s"], ["-P"], ["-B", "-b"]])
-def test_options_of_python_are_kept(options: list[str], folder: pathlib.Path, run_torch: RunTorch) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [["-u"], ["-O", "-X", "utf8", "-W", "ignore::UserWarning"], ["-s"], ["-P"], ["-B", "-b"]],
+)
+def test_options_of_python_are_kept(
+    options: list[str], folder: pathlib.Path, run_torch: RunTorch
+) -> None:
     plain = run_torch(*options, "show.py", cwd=folder)
     for main in (MAIN, ["-mlastref.torch"]):
         ours = run_torch(*options, *main, "--", "show.py", cwd=folder)
@@ -126,12 +131,16 @@ def test_the_machines_own_start_module_runs(tmp_path: pathlib.Path, run_torch: R
     (tmp_path / "sitecustomize.py").write_text("print('customized')")
     show = "import os; print(os.environ.get('PYTHONPATH', ''))"
     path = os.pathsep.join(filter(None, [str(tmp_path), run_torch("-c", show).stdout.strip()]))
-    done = run_torch(*MAIN, "-c", "import sitecustomize; print(sitecustomize.__file__)", env={"PYTHONPATH": path})
+    done = run_torch(
+        *MAIN, "-c", "import sitecustomize; print(sitecustomize.__file__)", env={"PYTHONPATH": path}
+    )
     # Once when Python starts for the command, once when it starts for the program.
     assert done.stdout == f"customized\ncustomized\n{tmp_path / 'sitecustomize.py'}\n"
 
 
-def test_processes_that_it_starts_are_not_touched(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
+def test_processes_that_it_starts_are_not_touched(
+    tmp_path: pathlib.Path, run_torch: RunTorch
+) -> None:
     (tmp_path / "program.py").write_text("""
 import multiprocessing, sys
 def work(x): return x, sys.modules["__main__"].__file__, any(type(f).__name__ == "AfterTorch" for f in sys.meta_path)
@@ -158,7 +167,9 @@ def train():
 """
 
 
-def test_a_program_that_dies_says_what_held_the_memory(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
+def test_a_program_that_dies_says_what_held_the_memory(
+    tmp_path: pathlib.Path, run_torch: RunTorch
+) -> None:
     (tmp_path / "program.py").write_text(OUT_OF_MEMORY + "train()\n")
     plain = run_torch("program.py", cwd=tmp_path, status=1)
     ours = run_torch(*MAIN, "program.py", cwd=tmp_path, status=1)
@@ -186,13 +197,18 @@ def test_a_program_that_dies_says_what_held_the_memory(tmp_path: pathlib.Path, r
     ("end", "reported"),
     [
         ("try: train()\nexcept RuntimeError as e: raise ValueError('step') from e", True),
-        ("import sys; sys.excepthook = lambda *a: print('own hook', file=sys.stderr)\ntrain()", True),
+        (
+            "import sys; sys.excepthook = lambda *a: print('own hook', file=sys.stderr)\ntrain()",
+            True,
+        ),
         ("try: train()\nexcept RuntimeError: print('caught')", False),
         ("try: train()\nexcept RuntimeError: pass\n1 / 0", False),
         ("try: train()\nexcept RuntimeError: raise SystemExit(3)", False),
     ],
 )
-def test_when_there_is_a_report(end: str, reported: bool, tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
+def test_when_there_is_a_report(
+    end: str, reported: bool, tmp_path: pathlib.Path, run_torch: RunTorch
+) -> None:
     done = run_torch(*MAIN, "-c", OUT_OF_MEMORY + end, cwd=tmp_path, status=None)
     assert ("this report is in" in done.stderr) == reported, done.stderr
     assert len(list(tmp_path.iterdir())) == (2 if reported else 0)
@@ -209,16 +225,26 @@ def test_a_report_as_json_and_elsewhere(tmp_path: pathlib.Path, run_torch: RunTo
     assert written | shown == written
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(
+    tmp_path: pathlib.Path, run_torch: RunTorch
+) -> None:
     (tmp_path / "file").write_text("")
     done = run_torch(
-        *MAIN, "--report-dir", str(tmp_path / "file" / "x"), "-c", OUT_OF_MEMORY + "train()", cwd=tmp_path, status=1
+        *MAIN,
+        "--report-dir",
+        str(tmp_path / "file" / "x"),
+        "-c",
+        OUT_OF_MEMORY + "train()",
+        cwd=tmp_path,
+        status=1,
     )
     assert "could not be written: Not a directory" in done.stderr
     assert "activations" in done.stderr, "the report itself is there"
 
 
-def test_dead_cycles_complete_unless_told_not_to(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
+def test_dead_cycles_complete_unless_told_not_to(
+    tmp_path: pathlib.Path, run_torch: RunTorch
+) -> None:
     program = """
 import gc, torch
 gc.disable()

@@ -1,11 +1,9 @@
 """Numbers for Prometheus, as its own client reads them."""
 
-import json
 import pathlib
 import re
 import subprocess
 from collections.abc import Callable
-from typing import Any
 
 import prometheus_client
 import pytest
@@ -24,7 +22,9 @@ def samples(text: str) -> dict[str, float]:
         assert family.type in ("gauge", "counter"), family.name
         for sample in family.samples:
             assert sample.name.endswith("_total") == (family.type == "counter")
-            key = sample.name + "".join(f",{name}={value}" for name, value in sorted(sample.labels.items()))
+            key = sample.name + "".join(
+                f",{name}={value}" for name, value in sorted(sample.labels.items())
+            )
             assert key not in found
             found[key] = sample.value
     return found
@@ -34,7 +34,10 @@ def test_the_text_is_what_the_client_makes_of_the_collector() -> None:
     registry = prometheus_client.CollectorRegistry()
     collector = metrics.register(registry)
     assert isinstance(collector, metrics.Collector)
-    ours, theirs = samples(metrics.text()), samples(prometheus_client.generate_latest(registry).decode())
+    ours, theirs = (
+        samples(metrics.text()),
+        samples(prometheus_client.generate_latest(registry).decode()),
+    )
     assert ours.keys() == theirs.keys()
     assert "lastref_collections_total,reason=oom" in ours
     names = set(re.findall(r"``(lastref_\w+)``", metrics.__doc__ or ""))

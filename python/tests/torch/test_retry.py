@@ -1,6 +1,5 @@
 """`lastref.torch.retry`. What needs no device runs here; the rest in processes of its own."""
 
-import contextvars
 import functools
 import gc
 import logging
@@ -43,7 +42,9 @@ def nothing_is_alive() -> Iterator[None]:
 
 
 def out_of_memory() -> torch.OutOfMemoryError:
-    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has ...\nmore")
+    return torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has ...\nmore"
+    )
 
 
 # What it calls
@@ -66,7 +67,9 @@ def test_returns_the_first_result_that_fits() -> None:
 
 def test_smaller_is_a_name_a_dict_or_a_function() -> None:
     assert retry(needs_at_most(20), 64, smaller={"batch_size": lambda n: n - 10}) == 14
-    assert retry(needs_at_most(20), 64, smaller=lambda args, kwargs: ((args[0] - 11,), kwargs)) == 20
+    assert (
+        retry(needs_at_most(20), 64, smaller=lambda args, kwargs: ((args[0] - 11,), kwargs)) == 20
+    )
 
 
 def test_a_default_and_a_keyword_can_become_smaller() -> None:
@@ -145,7 +148,11 @@ def test_other_errors_leave_at_once() -> None:
         calls.append(error)
         raise error
 
-    for error in (ValueError("x"), RuntimeError("CUDA error: an illegal memory access"), KeyboardInterrupt()):
+    for error in (
+        ValueError("x"),
+        RuntimeError("CUDA error: an illegal memory access"),
+        KeyboardInterrupt(),
+    ):
         with pytest.raises(type(error)) as caught:
             retry(step, error)
         assert caught.value is error
@@ -176,7 +183,11 @@ def test_what_counts_as_out_of_memory(error: BaseException) -> None:
 
 def test_a_group_with_another_error_is_not_out_of_memory() -> None:
     with pytest.raises(ExceptionGroup):
-        retry(lambda: (_ for _ in ()).throw(ExceptionGroup("two tasks", [out_of_memory(), ValueError("x")])))
+        retry(
+            lambda: (_ for _ in ()).throw(
+                ExceptionGroup("two tasks", [out_of_memory(), ValueError("x")])
+            )
+        )
 
 
 # What it lets go of. The errors are kept, as a logger or a debugger would keep them.
@@ -372,7 +383,10 @@ def test_the_last_error_is_freed_when_it_is_dropped() -> None:
 def test_says_that_it_tries_again(caplog: pytest.LogCaptureFixture) -> None:
     retry(needs_at_most(20), 64, smaller="batch_size")
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-    assert caplog.messages[0] == "retry: out of memory with batch_size=64; trying again with batch_size=32"
+    assert (
+        caplog.messages[0]
+        == "retry: out of memory with batch_size=64; trying again with batch_size=32"
+    )
 
 
 # What it refuses
@@ -405,8 +419,16 @@ class Callable_:
         (lambda: retry()(generator), TypeError, "a generator function only"),
         (lambda: retry(lambda: coroutine()), TypeError, "returned a coroutine"),
         (lambda: retry(3), TypeError, "the function to run, not int"),  # type: ignore[call-overload]
-        (lambda: retry(needs_at_most(1), 4, smaller="size"), TypeError, "no argument 'size' .* batch_size, scale"),
-        (lambda: retry(needs_at_most(1), 4, smaller="scale"), TypeError, "scale is float.*lambda scale"),
+        (
+            lambda: retry(needs_at_most(1), 4, smaller="size"),
+            TypeError,
+            "no argument 'size' .* batch_size, scale",
+        ),
+        (
+            lambda: retry(needs_at_most(1), 4, smaller="scale"),
+            TypeError,
+            "scale is float.*lambda scale",
+        ),
         (lambda: retry(needs_at_most(1), 4, smaller=3), TypeError, "not int"),  # type: ignore[call-overload]
         (lambda: retry(needs_at_most(1), 4, smaller=lambda a, k: 3), TypeError, "a pair"),
         (lambda: retry(needs_at_most(1), 4, attempts=0), ValueError, "at least once"),
@@ -518,10 +540,15 @@ dist.destroy_process_group()
                 "1 OutOfMemoryError CUDA out of memory [64, 32, 16, 8, 4, 2, 1]",
             ],
         ),
-        ("error", ["0 RuntimeError retry: another rank failed [64]", "1 ValueError not memory [64]"]),
+        (
+            "error",
+            ["0 RuntimeError retry: another rank failed [64]", "1 ValueError not memory [64]"],
+        ),
     ],
 )
-def test_ranks_agree(how: str, wanted: list[str], run_torch: RunTorch, tmp_path: pathlib.Path) -> None:
+def test_ranks_agree(
+    how: str, wanted: list[str], run_torch: RunTorch, tmp_path: pathlib.Path
+) -> None:
     program = f"""
 import subprocess, sys
 ranks = [
@@ -531,4 +558,6 @@ ranks = [
 sys.exit(max(rank.wait(120) for rank in ranks))
 """
     done = run_torch("-c", program)
-    assert sorted(done.stdout.splitlines()) == [line.format(rank) for rank, line in enumerate(wanted)]
+    assert sorted(done.stdout.splitlines()) == [
+        line.format(rank) for rank, line in enumerate(wanted)
+    ]

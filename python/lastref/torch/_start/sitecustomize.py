@@ -7,6 +7,7 @@ one. What is left is a finder that waits for the program to import torch: nothin
 imported before, since programs set variables for torch first.
 """
 
+import importlib
 import importlib.util
 import json
 import os
@@ -59,7 +60,7 @@ def undo(settings: dict[str, Any]) -> None:
     # The machine's own module of this name, for which this one stood in.
     this = sys.modules.pop("sitecustomize")
     try:
-        import sitecustomize  # noqa: F401
+        importlib.import_module("sitecustomize")
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
@@ -70,4 +71,4 @@ def undo(settings: dict[str, Any]) -> None:
 if VARIABLE in os.environ:
     settings = json.loads(os.environ.pop(VARIABLE))
     undo(settings)
-    sys.meta_path.insert(0, AfterTorch(settings))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, AfterTorch(settings))
