@@ -310,19 +310,20 @@ outer.close()
 outer.close()
 states.append(lastref.torch.is_guarded())
 gc.disable()
-dead_cycle(900)
-text_of(lambda: full(700))
+dead_cycle(1200)
+text_of(lambda: full(1000))
 with lastref.torch.guard():
-    kept = full(700)
+    full(1000)
+    kept = full(300)
 # Made under a guard, grown and freed without one.
-kept.resize_(750 * MIB)
+kept.resize_(700 * MIB)
 storage = kept.untyped_storage()
 storage.resize_(100 * MIB)
 del kept, storage
 assert torch.cuda.memory_allocated() == 0
 say(states=states, mode=lastref.torch.guard_stats()["mode"])
 """,
-        mib=1500,
+        mib=2000,
     )
     assert done["states"] == [True, True, False]
     assert done["mode"] == "off"
