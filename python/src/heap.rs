@@ -1007,11 +1007,13 @@ impl PyHeap {
                 if is_out || (skips_idle && self.is_idle(*from, node)) {
                     continue;
                 }
-                if self.roots.contains_key(from) {
-                    if ends(&search, (*from, node)) {
-                        return search;
-                    }
-                } else if !search.next.contains_key(from) {
+                let root = self.roots.get(from);
+                if root.is_some() && ends(&search, (*from, node)) {
+                    return search;
+                }
+                // An exception that is handled may have a name as well.
+                let is_last = matches!(root, Some(Root::Module(_) | Root::Frame(_)));
+                if !is_last && !search.next.contains_key(from) {
                     search.next.insert(*from, Some(node));
                     search.visited.push(*from);
                 }

@@ -311,6 +311,8 @@ def _frame(
 ) -> int:
     """Words for a frame and the variable in it; its traceback knows the line of an error better."""
     frame, held = objects[at], objects[at + 1]
+    if type(held) is types.FrameType:  # the caller's, by `f_back`
+        return at + 1
     code = frame.f_code
     where = place(code.co_filename, line or frame.f_lineno)
     function = code.co_name
