@@ -129,8 +129,11 @@ def guard(
     allocation by a finalizer on that thread does not wait, and nobody waits during the capture of a
     CUDA graph: there an error leaves at once.
 
-    Observers that ``torch._C._cuda_attach_out_of_memory_observer`` attaches after `guard`, and ``num_ooms`` in
-    ``torch.cuda.memory_stats``, see only failures that leave; observers attached before see each attempt.
+    A request that is larger than the device, or than the limit set for it, fails at once.
+
+    Observers that ``torch._C._cuda_attach_out_of_memory_observer`` attaches after `guard` see only failures that
+    leave; those attached before see each attempt. ``num_ooms`` in ``torch.cuda.memory_stats`` counts only those that
+    leave, as long as the guard is in force.
     A history of ``torch.cuda.memory._record_memory_history`` has an ``oom`` entry for each attempt.
 
     Without the shim (no compiler, an unknown version of torch) a warning says what is missing and how to
@@ -158,13 +161,18 @@ def guard(
 
     global _why_no_shim
     callbacks = tuple(callbacks)
-    if signal is not None:
-        from . import _jobs
-
-        signal = _signal.Signals(signal)
-        _jobs.install_signal(signal)
     with _lock:
         why = _install(torch)
+        if signal is not None:
+            from . import _jobs
+
+            try:
+                signal = _signal.Signals(signal)
+                _jobs.install_signal(signal)
+            except BaseException:
+                if not _guards and _library is not None:
+                    _library.lastref_torch_uninstall()
+                raise
         if why is not None:
             if why != _why_no_shim:
                 _why_no_shim = why

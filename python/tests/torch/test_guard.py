@@ -262,6 +262,24 @@ full(500)
     assert "lastref: " in guarded["stderr"]
 
 
+def test_what_can_never_fit_is_not_collected_for(run_program: Any) -> None:
+    done = run_program(
+        """
+lastref.torch.guard(report=False, callbacks=[lambda device, num_bytes: print("called")])
+dead_cycle(600)
+error = text_of(lambda: full(1200))
+torch.cuda.memory.set_per_process_memory_fraction(0.7)
+limited = text_of(lambda: full(800))
+say(error=error, limited=limited, runs=lastref.gc.stats()["oom"].runs, ooms=num_ooms())
+""",
+        mib=1000,
+    )
+    assert "nothing was tried, since 1200.0 MiB will never fit" in done["error"]
+    assert "nothing was tried, since 800.0 MiB will never fit" in done["limited"]
+    assert (done["runs"], done["ooms"]) == (0, 2)
+    assert "called" not in done["stdout"]
+
+
 # Callbacks
 
 

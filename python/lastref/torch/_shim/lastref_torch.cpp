@@ -12,8 +12,8 @@
 // 2. Every virtual function of the wrapped class is forwarded. Memory is freed by deleters that go to
 //    PyTorch's allocator directly, so that taking the Guard out strands nothing.
 // 3. Nothing is waited for in a catch block, nor with the interpreter lock held: see Unlocked.
-// 4. No ladder is climbed during a graph capture, on a thread that itself collects, or when Python is
-//    being left: PyTorch's error then leaves at once.
+// 4. No ladder is climbed during a graph capture, or when Python is being left: PyTorch's error then
+//    leaves at once. A thread that itself collects does not wait, nor does a request that can never fit.
 // 5. An attempt that a later one makes up for is seen by no observer attached to the Guard, and not
 //    counted in num_ooms.
 //
@@ -60,6 +60,7 @@ enum Rung : size_t { kSearchAgain, kCollection, kCallbacks };
 constexpr int64_t kTimedOut = -1;
 constexpr int64_t kSwitchedOff = -2;
 constexpr int64_t kInside = -3;
+constexpr int64_t kNeverFits = -5; // -4 is said of callbacks only
 
 struct FailureForReport {
   uint32_t device;
@@ -475,7 +476,7 @@ class Guard final : public CUDAAllocator {
 
   template <class Attempt>
   auto with_ladder(size_t bytes, Attempt&& attempt) -> std::invoke_result_t<Attempt> {
-    hot.budget -= static_cast<int64_t>(bytes);
+    hot.budget -= static_cast<int64_t>(std::min(bytes, size_t{kMostBudget}));
     if (C10_UNLIKELY(hot.budget < 0)) {
       check_growth();
     }
@@ -483,6 +484,7 @@ class Guard final : public CUDAAllocator {
       return attempt();
     }
     const Deeper deeper;
+    std::exception_ptr error;
     try {
       auto result = attempt();
       if (C10_UNLIKELY(climbing.load(std::memory_order_relaxed) > 0)) {
@@ -495,12 +497,12 @@ class Guard final : public CUDAAllocator {
         tell_final_failure();
         throw;
       }
+      error = std::current_exception();
     }
-    // The exception is gone, and with it what it held (invariant 3).
-    return climb(bytes, attempt);
+    return climb(bytes, attempt, error);
   }
 
-  // Invariant 4, but for the thread that collects: only lastref knows that one.
+  // The first half of invariant 4. Which thread collects, only lastref knows.
   static bool may_climb() noexcept {
     if (captures.load() > 0 || hooks->is_exiting()) {
       return false;
@@ -537,12 +539,17 @@ class Guard final : public CUDAAllocator {
   }
 
   template <class Attempt>
-  auto climb(size_t bytes, Attempt& attempt) -> std::invoke_result_t<Attempt> {
+  auto climb(size_t bytes, Attempt& attempt, const std::exception_ptr& first)
+      -> std::invoke_result_t<Attempt> {
     const Climbing here;
     FailureForReport failure{};
     failure.device = static_cast<uint32_t>(latest.is_told ? latest.device : c10::cuda::current_device());
     failure.requested = bytes;
     std::exception_ptr error;
+    if (latest.is_told && latest.requested > latest.limit) {
+      failure.collected = kNeverFits;
+      fail(failure, first);
+    }
     auto climbed = [&](Rung rung, Clock::time_point start, uint64_t freed, bool rescued) {
       auto& counts = counters.rungs[rung];
       const uint64_t took = microseconds_since(start);
@@ -660,7 +667,11 @@ class Guard final : public CUDAAllocator {
       if (latest.limit > 0) {
         text += "; " + mebibytes(latest.device_free) + " of " + mebibytes(latest.limit) + " are free";
       }
-      text += "\nsearch after pending frees: found nothing\n  cycle collection: ";
+      text += "\n";
+      if (failure.collected == kNeverFits) {
+        return text + "nothing was tried, since " + mebibytes(failure.requested) + " will never fit";
+      }
+      text += "search after pending frees: found nothing\n  cycle collection: ";
       const std::string took = std::to_string(failure.rungs[kCollection][1]) + " us";
       if (failure.collected >= 0) {
         text += "freed " + mebibytes(static_cast<uint64_t>(failure.collected)) + " in " + took;
