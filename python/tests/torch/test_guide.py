@@ -102,3 +102,35 @@ def test_the_guides_links_lead_somewhere() -> None:
             assert target[1:] in anchors, target
         else:
             assert (DOCS / target).exists(), target
+
+
+def test_examples_in_the_documentation(run_torch: RunTorch) -> None:
+    program = """
+import doctest, importlib, pkgutil, sys, lastref.torch
+finder = doctest.DocTestFinder()
+runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+for module in pkgutil.iter_modules(lastref.torch.__path__):
+    if module.name not in ("__main__", "_start"):
+        name = f"lastref.torch.{module.name}"
+        for test in finder.find(importlib.import_module(name), name):
+            # Names are then those of a program's own globals, as where a person types them.
+            test.globs = vars(sys.modules["__main__"])
+            runner.run(test, clear_globs=False)
+print(runner.tries, runner.failures)
+"""
+    tries, failures = run_torch("-c", program).stdout.splitlines()[-1].split()
+    assert int(tries) >= 15
+    assert int(failures) == 0
+
+
+def test_everything_public_has_a_docstring(run_torch: RunTorch) -> None:
+    program = """
+import lastref.torch, lastref.torch.metrics
+for module in (lastref.torch, lastref.torch.metrics):
+    for name in module.__all__:
+        item = getattr(module, name)
+        assert item.__doc__, name
+        for key, value in vars(item).items() if isinstance(item, type) else ():
+            assert key.startswith("_") or not callable(value) or value.__doc__, (name, key)
+"""
+    run_torch("-c", program)
