@@ -28,8 +28,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, c_int, c_void};
 use std::time::{Duration, Instant};
 
-use pyo3::ffi;
 use pyo3::PyTypeInfo as _;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyList, PyModule, PyTuple, PyType};
@@ -229,18 +229,24 @@ fn generator_variables(generator: &Bound<'_, PyAny>) -> PyResult<Variables> {
     };
     let types = py.import("types")?;
     let class = generator.get_type();
-    for (name, code) in [
-        ("GeneratorType", "gi_code"),
-        ("CoroutineType", "cr_code"),
-        ("AsyncGeneratorType", "ag_code"),
+    for (name, prefix) in [
+        ("GeneratorType", "gi"),
+        ("CoroutineType", "cr"),
+        ("AsyncGeneratorType", "ag"),
     ] {
         let kind = types.getattr(name)?;
         if !kind.is(&class) {
             continue;
         }
+        let get = |name| generator.getattr(format!("{prefix}_{name}").as_str());
+        // Of one that is over, the frame's values are not valid. (3.11 does not tell of asynchronous ones.)
+        let is_alive = |name| get(name).is_ok_and(|value| value.is_truthy().unwrap_or(false));
+        if !is_alive("suspended") && !is_alive("running") {
+            return Ok(Vec::new());
+        }
         let size: usize = kind.getattr("__basicsize__")?.extract()?;
         let data = generator.as_ptr().expose_provenance() + layout.generator_frame;
-        let code = generator.getattr(code)?;
+        let code = get("code")?;
         // The frame's data come last in such an object: its size ends where the values begin.
         if size == layout.generator_frame + FRAME_VARIABLES {
             return Ok(variables_at(layout, data, 0, &code)?.unwrap_or_default());
@@ -263,7 +269,9 @@ fn variables_at(
     let owner = unsafe { read::<usize>(data + layout.frame_object) };
     // SAFETY: as above.
     let owner_code = unsafe { read::<usize>(data + layout.frame_code) };
-    if owner_code != code.as_ptr().expose_provenance() || (frame != 0 && owner != frame) {
+    if owner_code != code.as_ptr().expose_provenance()
+        || (frame != 0 && owner != 0 && owner != frame)
+    {
         return Ok(None);
     }
     let names = variable_names(code)?;
@@ -351,19 +359,16 @@ fn instance_values(
         _ => 0,
     };
     // SAFETY: instances with that flag are of types made by `class`, which have this field.
-    let keys =
-        unsafe { read::<usize>(class.as_ptr().expose_provenance() + layout.cached_keys) };
+    let keys = unsafe { read::<usize>(class.as_ptr().expose_provenance() + layout.cached_keys) };
     if values == 0 || keys == 0 {
         return Ok(None);
     }
     // SAFETY: the keys that all instances of the class share.
-    let (log2, kind, count) = unsafe {
-        (
-            read::<u8>(keys + KEYS_LOG2_INDEX_BYTES),
-            read::<u8>(keys + KEYS_KIND),
-            read::<usize>(keys + KEYS_COUNT),
-        )
-    };
+    let log2 = unsafe { read::<u8>(keys + KEYS_LOG2_INDEX_BYTES) };
+    // SAFETY: as above.
+    let kind = unsafe { read::<u8>(keys + KEYS_KIND) };
+    // SAFETY: as above.
+    let count = unsafe { read::<usize>(keys + KEYS_COUNT) };
     if kind == KEYS_KIND_GENERAL || count > 64 {
         return Ok(None);
     }
@@ -515,12 +520,11 @@ impl Kinds<'_> {
             .or_insert_with(|| {
                 let at = wanted.iter().position(|of| is_subtype(class, of));
                 let has_gc = flags_of(class) & HAVE_GC != 0;
-                // SAFETY: the slot of a live type; for this number it is null or such a function.
-                let traverse = unsafe {
-                    std::mem::transmute::<*mut c_void, Option<ffi::traverseproc>>(
-                        ffi::PyType_GetSlot(class, ffi::Py_tp_traverse),
-                    )
-                };
+                // SAFETY: the type lives.
+                let slot = unsafe { ffi::PyType_GetSlot(class, ffi::Py_tp_traverse) };
+                // SAFETY: what this slot has is null or such a function.
+                let traverse =
+                    unsafe { std::mem::transmute::<*mut c_void, Option<ffi::traverseproc>>(slot) };
                 Kind {
                     wanted: at.and_then(|at| u8::try_from(at).ok()),
                     has_gc,
@@ -636,7 +640,10 @@ impl PyHeap {
     ) -> PyResult<Self> {
         let until = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e6));
         let gc = py.import("gc")?;
-        let modules = py.import("sys")?.getattr("modules")?.cast_into::<PyDict>()?;
+        let modules = py
+            .import("sys")?
+            .getattr("modules")?
+            .cast_into::<PyDict>()?;
         let modules: Vec<(String, Bound<'_, PyAny>)> = modules
             .iter()
             .filter_map(|(name, module)| Some((name.extract().ok()?, module)))
@@ -706,7 +713,8 @@ impl PyHeap {
             }
         }
         for own in &own {
-            heap.own.insert(builder.node(own.as_ptr().expose_provenance()));
+            heap.own
+                .insert(builder.node(own.as_ptr().expose_provenance()));
         }
         let mut running = HashMap::new();
         let mut variables = variables.into_iter();
@@ -818,7 +826,12 @@ impl PyHeap {
         py: Python<'py>,
         to: Vec<Bound<'py, PyAny>>,
         limit: usize,
-    ) -> Vec<(&'static str, Option<String>, Option<u64>, Vec<Bound<'py, PyAny>>)> {
+    ) -> Vec<(
+        &'static str,
+        Option<String>,
+        Option<u64>,
+        Vec<Bound<'py, PyAny>>,
+    )> {
         let goals = self.positions(&to);
         let mut ways = self.ways(&goals, limit, true);
         if ways.is_empty() {
@@ -847,8 +860,12 @@ impl PyHeap {
         to: Vec<Bound<'py, PyAny>>,
     ) -> Option<(Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>)> {
         let (cycle, way) = self.shortest_cycle(&self.positions(&to))?;
-        let objects =
-            |nodes: Vec<u32>| nodes.into_iter().map(|node| self.object(py, node)).collect();
+        let objects = |nodes: Vec<u32>| {
+            nodes
+                .into_iter()
+                .map(|node| self.object(py, node))
+                .collect()
+        };
         Some((objects(cycle), objects(way)))
     }
 
@@ -896,7 +913,10 @@ impl PyHeap {
     }
 
     fn positions(&self, objects: &[Bound<'_, PyAny>]) -> Vec<u32> {
-        objects.iter().filter_map(|object| self.find(object)).collect()
+        objects
+            .iter()
+            .filter_map(|object| self.find(object))
+            .collect()
     }
 
     /// Asks every node what it refers to; nodes are added meanwhile.
@@ -994,7 +1014,11 @@ impl PyHeap {
                 search.visited.push(*goal);
             }
         }
-        let most = if blocked.is_empty() { MAX_VISITED } else { MAX_DETOUR };
+        let most = if blocked.is_empty() {
+            MAX_VISITED
+        } else {
+            MAX_DETOUR
+        };
         let mut at = 0;
         while at < search.visited.len() && search.visited.len() < most {
             let node = search.visited[at];
@@ -1029,14 +1053,19 @@ impl PyHeap {
         for goal in goals.iter().filter(|goal| self.roots.contains_key(goal)) {
             ways.push(vec![*goal]);
         }
-        self.backwards(goals, skips_idle, &HashSet::new(), |search, (root, node)| {
-            if seen.insert((root, node)) {
-                let mut way = vec![root];
-                way.extend(search.way(node));
-                ways.push(way);
-            }
-            ways.len() >= limit
-        });
+        self.backwards(
+            goals,
+            skips_idle,
+            &HashSet::new(),
+            |search, (root, node)| {
+                if seen.insert((root, node)) {
+                    let mut way = vec![root];
+                    way.extend(search.way(node));
+                    ways.push(way);
+                }
+                ways.len() >= limit
+            },
+        );
         // One more for each reference, to an object on a way, that is on no way yet.
         let mut shown: HashSet<(u32, u32)> = HashSet::new();
         let note = |way: &[u32], shown: &mut HashSet<(u32, u32)>| {
@@ -1055,14 +1084,12 @@ impl PyHeap {
                 let mut blocked: HashSet<u32> = rest.iter().copied().collect();
                 blocked.extend(goals);
                 for holder in self.sources(node) {
-                    let is_new = !self.roots.contains_key(holder)
-                        && !blocked.contains(holder)
-                        && !self.own.contains(holder)
-                        && !(skips_idle && self.is_idle(*holder, node))
-                        && tried < MAX_TRIED
-                        && ways.len() < limit
-                        && shown.insert((*holder, node));
-                    if !is_new {
+                    let is_out = self.roots.contains_key(holder)
+                        || blocked.contains(holder)
+                        || self.own.contains(holder)
+                        || (skips_idle && self.is_idle(*holder, node));
+                    let is_enough = tried >= MAX_TRIED || ways.len() >= limit;
+                    if is_out || is_enough || !shown.insert((*holder, node)) {
                         continue;
                     }
                     tried += 1;
@@ -1174,7 +1201,10 @@ fn running_frames<'py>(
     own_files: &str,
 ) -> PyResult<Vec<(Bound<'py, PyAny>, Option<u64>)>> {
     let mut found = Vec::new();
-    let this: u64 = py.import("threading")?.call_method0("get_ident")?.extract()?;
+    let this: u64 = py
+        .import("threading")?
+        .call_method0("get_ident")?
+        .extract()?;
     let tops = py.import("sys")?.call_method0("_current_frames")?;
     for (thread, top) in tops.cast_into::<PyDict>()?.iter() {
         let thread: u64 = thread.extract()?;
@@ -1223,13 +1253,10 @@ fn capsule_data(capsule: &Bound<'_, PyAny>) -> Option<usize> {
         let managed = managed.expose_provenance();
         // With a version, four words come before the tensor: the version, the context, the deleter, the flags.
         let offset = if name == NAMES_OF_CAPSULES[0] { 0 } else { 32 };
-        // SAFETY: a capsule of this name points to such a structure, in which the data's address comes first and the offset last.
-        let (data, byte_offset) = unsafe {
-            (
-                read::<usize>(managed + offset),
-                read::<usize>(managed + offset + 40),
-            )
-        };
+        // SAFETY: a capsule of this name points to such a structure, in which the data's address comes first.
+        let data = unsafe { read::<usize>(managed + offset) };
+        // SAFETY: as above; the tensor's last field is how far behind that address its elements begin.
+        let byte_offset = unsafe { read::<usize>(managed + offset + 40) };
         return Some(data + byte_offset);
     }
     None
@@ -1253,12 +1280,15 @@ pub(crate) fn heap_frame_variables<'py>(
         .collect())
 }
 
+/// An attribute's name and value.
+type Named<'py> = (String, Bound<'py, PyAny>);
+
 /// The attributes of an instance without making the dict it may not have: pairs of a name and a value.
 /// `None` if it has a dict, or none at all.
 #[pyfunction]
 pub(crate) fn heap_instance_values<'py>(
     instance: &Bound<'py, PyAny>,
-) -> PyResult<Option<Vec<(String, Bound<'py, PyAny>)>>> {
+) -> PyResult<Option<Vec<Named<'py>>>> {
     let py = instance.py();
     Ok(instance_values(py, instance)?.map(|values| {
         values

@@ -83,5 +83,5 @@ def set_cap(mib: int) -> None:
 def __getattr__(name: str) -> int:
     """`collections`: how often the collector ran before a failure, as a number."""
     if name == "collections":
-        return guard_stats()["collections"] if ON_DEVICE else _collections
+        return int(guard_stats()["collections"]["before failure"]) if ON_DEVICE else _collections
     raise AttributeError(name)
