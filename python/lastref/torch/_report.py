@@ -496,7 +496,8 @@ def _holder_of(storage: dict[str, Any]) -> str:
         words = storage["paths"][0]["words"]
     else:
         words = storage["cycle"]["words"]
-    return re.sub(r"\[\d+\]", "[…]", words)
+    # A running function goes from line to line.
+    return re.sub(r"\(([^():]+):\d+", r"(\1", re.sub(r"\[\d+\]", "[…]", words))
 
 
 def diff(a: Report, b: Report) -> Difference:
