@@ -10,6 +10,7 @@ import atexit
 import os
 import re
 import sys
+import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,11 @@ def start(settings: dict[str, Any]) -> None:
         if settings["collect"]:
             # A report is made at each failure, while the frames that failed are still there; it is shown if
             # the program dies.
-            _guard.guard(signal=settings["signal"], report="apart")
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                _guard.guard(signal=settings["signal"], report="apart")
+            for warning in caught:
+                _jobs.say(str(warning.message))
         elif settings["signal"] is not None:
             _jobs.install_signal(settings["signal"])
     except Exception as error:

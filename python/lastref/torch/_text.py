@@ -134,6 +134,13 @@ def _groups(storages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return sorted(groups.values(), key=lambda group: -len(group) * group[0]["bytes"])
 
 
+def _is_of_a_library(path: dict[str, Any]) -> bool:
+    """Whether the way begins in a frame of installed code, or in a hook of the interpreter."""
+    first = path["steps"][0]
+    hooks = re.compile(r"global `(displayhook|excepthook)[^`]*` of module `sys`")
+    return "site-packages" in first.get("file", "") or bool(hooks.match(first["text"]))
+
+
 def _general(words: str) -> str:
     """The words without what differs between items of a list, nodes of a graph, and parameters."""
     for pattern, words_instead in _DIFFERS:
@@ -167,14 +174,18 @@ def _storage_lines(
     indent = " " * (len(number) + 1) if number else "  "
     if storage["view"]:
         lines.append(f"{indent}{paint(_CYAN, storage['view'])}")
-    ways = [path["words"] for path in storage["paths"]]
+    # What a person wrote comes first; the frames of libraries between pass on what they were given.
+    own = [path["words"] for path in storage["paths"] if not _is_of_a_library(path)]
+    ways = own + [path["words"] for path in storage["paths"] if _is_of_a_library(path)]
     if len(group) > 1:
         # The ways that are common to all.
         common = [{_general(path["words"]) for path in each["paths"]} for each in group]
         ways = [words for words in dict.fromkeys(map(_general, ways)) if all(words in each for each in common)]
-    lines.extend(f"{indent}{words}" for words in ways[:MAX_WAYS])
-    if len(ways) > MAX_WAYS:
-        lines.append(paint(_DIM, f"{indent}and {len(ways) - MAX_WAYS} more"))
+        own = [words for words in ways if words in map(_general, own)]
+    num_shown = min(MAX_WAYS, len(own) or MAX_WAYS)
+    lines.extend(f"{indent}{words}" for words in ways[:num_shown])
+    if len(ways) > num_shown:
+        lines.append(paint(_DIM, f"{indent}and {len(ways) - num_shown} more"))
     if storage["cycle"]:
         lines.append(f"{indent}a cycle: {storage['cycle']['words']}")
     lines.append(f"{indent}{paint(_GREEN, 'cure:')} {storage['cure']}")

@@ -261,6 +261,26 @@ print("completed")
     assert "this report is in" in done.stderr
 
 
+def test_without_the_shim_there_is_a_line_and_a_report(
+    tmp_path: pathlib.Path, run_torch: RunTorch
+) -> None:
+    program = OUT_OF_MEMORY + "train()"
+    env = {"LASTREF_TORCH_SHIM": "0"}
+    for options in ([], ["-W", "error"]):
+        done = run_torch(*options, *MAIN, "-c", program, cwd=tmp_path, env=env, status=1)
+        line, _, rest = done.stderr.partition("\n")
+        assert line.startswith("lastref: lastref.torch.guard cannot try failed allocations again: ")
+        assert "Failures are reported only" in line
+        assert rest.count("held by tensors") == 1
+        assert "activations" in rest
+
+
+def test_a_program_that_uses_no_gpu_runs(run_torch: RunTorch) -> None:
+    program = "import torch; print(torch.ones(3).sum().item(), torch.cuda.is_initialized())"
+    done = run_torch(*MAIN, "-c", program, env={"LD_PRELOAD": "", "LD_LIBRARY_PATH": ""})
+    assert (done.stdout, done.stderr) == ("3.0 False\n", "")
+
+
 def test_settings_for_torch_made_by_the_program_hold(run_torch: RunTorch) -> None:
     program = """
 import os
