@@ -3,6 +3,7 @@
 Below each line ``<!-- program: NAME -->`` the guide has the program and its output. With LASTREF_BLESS=1 both
 are written anew; read the difference before you commit it."""
 
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -18,6 +19,13 @@ DOCS = HERE.parents[2] / "docs"
 GUIDE = DOCS / "not-freed.md"
 BLESS = os.environ.get("LASTREF_BLESS") == "1"
 PROGRAMS = sorted(path.name for path in (DOCS / "not-freed").glob("[0-9]*.py"))
+
+#: Under others some libraries hold other memory, and the numbers differ.
+WRITTEN_UNDER = "2.15"
+needs_that_torch = pytest.mark.skipif(
+    not importlib.metadata.version("torch").startswith(WRITTEN_UNDER),
+    reason=f"the guide shows what is printed under torch {WRITTEN_UNDER}",
+)
 
 # What stands in for another process, and what a real one is.
 ENVIRONMENT = {"12-another-process.py": {"LASTREF_STANDIN_OTHER_MIB": "6000"}}
@@ -40,6 +48,7 @@ def without_what_varies(text: str) -> str:
     return re.sub(r"\((?!\d\d-)([\w.-]+\.py):\d+\)", r"(\1)", text)
 
 
+@needs_that_torch
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_guide_says_what_is_printed(name: str, run_torch: RunTorch) -> None:
     program = (DOCS / "not-freed" / name).read_text()
@@ -62,6 +71,7 @@ def test_the_guide_has_these_programs_and_no_others() -> None:
     assert re.findall(r"<!-- program: (\S+) -->", GUIDE.read_text()) == PROGRAMS
 
 
+@needs_that_torch
 def test_the_readme_shows_what_is_printed(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
     program = DOCS / "not-freed" / "train.py"
     done = run_torch(
