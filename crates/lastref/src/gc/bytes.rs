@@ -120,8 +120,11 @@ pub fn foreign_bytes_in_use(device_index: u32, bytes: u64) -> u64 {
         .mark
         .load(Ordering::Relaxed)
         .saturating_sub(device.in_use());
-    // There is no mark while a run is awaited, nor while the threshold is 0.
-    device.growth().map_or(left, |growth| left.min(growth))
+    // There is no mark while a run is awaited, nor while the threshold is 0. Close to the mark, an
+    // eighth more does no harm, and calls at every allocation would cost.
+    device
+        .growth()
+        .map_or(left, |growth| left.clamp(growth / 8, growth))
 }
 
 /// Tells how much memory a device has that another allocator serves; see
