@@ -69,6 +69,7 @@ _RANKS = {
     ])
 }  # fmt: skip
 
+_LRU_CACHE: type = vars(functools)["_lru_cache_wrapper"]
 _MAX_KEY = 40
 _MAX_ITEMS = 1_000_000
 _HOOKS = frozenset([
@@ -107,26 +108,31 @@ class Path(NamedTuple):
 # Reading without running code
 
 
+def _of_type(name: str, cls: type) -> Any:
+    """An attribute of a class, past its metaclass."""
+    return vars(type)[name].__get__(cls)
+
+
 def type_name(value: object) -> str:
     """The name of the value's type, with its module unless that is builtins."""
     return class_name(type(value))
 
 
 def class_name(cls: type) -> str:
-    module = type.__dict__["__module__"].__get__(cls)
-    name = type.__dict__["__qualname__"].__get__(cls)
+    module = _of_type("__module__", cls)
+    name = _of_type("__qualname__", cls)
     plain = type(module) is str and module not in ("builtins", "__main__")
     return f"{module}.{name}" if plain else str(name)
 
 
 def mro(value: object) -> tuple[type, ...]:
-    found: tuple[type, ...] = type.__dict__["__mro__"].__get__(type(value))
+    found: tuple[type, ...] = _of_type("__mro__", type(value))
     return found
 
 
 def namespace(cls: type) -> types.MappingProxyType[str, Any]:
     """The class's own dict."""
-    found: types.MappingProxyType[str, Any] = type.__dict__["__dict__"].__get__(cls)
+    found: types.MappingProxyType[str, Any] = _of_type("__dict__", cls)
     return found
 
 
@@ -135,13 +141,14 @@ def instance_dict(value: object) -> dict[str, Any] | None:
     if heap_instance_values(value) is not None:
         return None
     for cls in mro(value):
-        descriptor = namespace(cls).get("__dict__")
+        descriptor: Any = namespace(cls).get("__dict__")
         if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             try:
                 found = descriptor.__get__(value)
             except (AttributeError, TypeError):
                 return None
-            return found if isinstance(found, dict) else None
+            attributes: dict[str, Any] | None = found if isinstance_plain(found, dict) else None
+            return attributes
     return None
 
 
@@ -151,9 +158,9 @@ def attributes_of(value: object) -> dict[str, Any]:
     return found if found is not None else dict(heap_instance_values(value) or ())
 
 
-def isinstance_plain(value: object, cls: type) -> bool:
+def isinstance_plain(value: object, *classes: type) -> bool:
     """`isinstance` without asking the value, whose class may pretend."""
-    return cls in mro(value)
+    return any(cls in classes for cls in mro(value))
 
 
 def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
@@ -256,7 +263,7 @@ def _begin(
     """Words for the root; returns the position of the last object that they cover."""
     first = objects[0]
     if root == "module":
-        if isinstance(first, dict) and len(objects) > 1:
+        if isinstance_plain(first, dict) and len(objects) > 1:
             return _module_global(writer, name or "?", first, objects)
         writer.start(f"the module `{name}`", "module global", first)
     elif root == "frame":
@@ -297,7 +304,7 @@ def _module_global(writer: _Writer, module: str, globals_: dict[str, Any], objec
         where = "" if module == "__main__" else f" of module `{module}`"
         also = f", also `{shown[1]}`" if len(shown) > 1 else ""
         writer.start(f"global `{key}`{where}{also}", "module global", held, grows=True)
-        if isinstance(held, (dict, list, set, collections.deque)) and len(objects) > 2:
+        if isinstance_plain(held, dict, list, set, collections.deque) and len(objects) > 2:
             writer.steps[-1]["kind"] = "registry"
     return 1
 
@@ -363,7 +370,8 @@ def _edge(writer: _Writer, objects: list[Any], at: int) -> int:
     kind = type(holder)
     handler = _BY_TYPE.get(kind)
     if handler is not None:
-        return handler(writer, objects, at)
+        end: int = handler(writer, objects, at)
+        return end
     if isinstance_plain(holder, BaseException):
         return _exception(writer, objects, at)
     if isinstance_plain(holder, dict):
@@ -400,7 +408,7 @@ def _index(writer: _Writer, values: Iterator[Any], held: object) -> bool:
 def _tuple_field(writer: _Writer, holder: tuple[Any, ...], held: object) -> bool:
     for index, value in enumerate(tuple.__iter__(holder)):
         if value is held:
-            fields = namespace(type(holder)).get("_fields")
+            fields: Any = namespace(type(holder)).get("_fields")
             named = type(fields) is tuple and index < len(fields) and type(fields[index]) is str
             writer.suffix(f".{fields[index]}" if named else f"[{index}]", held)
             return True
@@ -446,7 +454,8 @@ def _cell(writer: _Writer, objects: list[Any], at: int) -> int:
 
 
 def _function(writer: _Writer, objects: list[Any], at: int) -> int:
-    function, held = objects[at], objects[at + 1]
+    function: Any = objects[at]
+    held: Any = objects[at + 1]
     after = objects[at + 2] if at + 2 < len(objects) else None
     words, code = function_words(function), function.__code__
     if held is function.__closure__ and after is not None:
@@ -488,11 +497,11 @@ def _partial(writer: _Writer, objects: list[Any], at: int) -> int:
     func = functools.partial.__dict__["func"].__get__(partial)
     words = f"functools.partial of {function_words(func)}" if type(func) is types.FunctionType else "functools.partial"
     after = objects[at + 2] if at + 2 < len(objects) else None
-    if isinstance(held, tuple) and after is not None:
+    if isinstance_plain(held, tuple) and after is not None:
         index = next((i for i, value in enumerate(held) if value is after), 0)
         writer.start(f"argument {index} of a {words}", "partial", after)
         return at + 2
-    if isinstance(held, dict) and after is not None:
+    if isinstance_plain(held, dict) and after is not None:
         name = next((key for key, value in items_of(held) if value is after), "?")
         writer.start(f"argument `{name}` of a {words}", "partial", after)
         return at + 2
@@ -510,7 +519,7 @@ def _lru_cache(writer: _Writer, objects: list[Any], at: int) -> int:
         return _attribute(writer, objects, at)
     writer.start(f"the lru_cache of function `{name}`", "lru_cache", held)
     # What it keeps lies in a dict, and arguments in tuples.
-    while at + 2 < len(objects) and type(objects[at + 1]) in (dict, tuple, functools._lru_cache_wrapper, list):  # type: ignore[attr-defined]
+    while at + 2 < len(objects) and type(objects[at + 1]) in (dict, tuple, _LRU_CACHE, list):
         at += 1
     at += 1
     if at < len(objects) - 1 and type(objects[at]).__name__ == "_HashedSeq":
@@ -556,7 +565,8 @@ def _frame_edge(writer: _Writer, objects: list[Any], at: int) -> int:
 
 
 def _exception(writer: _Writer, objects: list[Any], at: int) -> int:
-    exception, held = objects[at], objects[at + 1]
+    exception: Any = objects[at]
+    held: Any = objects[at + 1]
 
     def get(name: str) -> Any:
         return BaseException.__dict__[name].__get__(exception)
@@ -595,7 +605,7 @@ def _exception(writer: _Writer, objects: list[Any], at: int) -> int:
 
 def _class(writer: _Writer, objects: list[Any], at: int) -> int:
     cls, held = objects[at], objects[at + 1]
-    if isinstance(held, dict) and at + 2 < len(objects):
+    if isinstance_plain(held, dict) and at + 2 < len(objects):
         after = objects[at + 2]
         for key, value in items_of(held):
             if value is after:
@@ -655,12 +665,12 @@ def _named(writer: _Writer, objects: list[Any], owner: object, name: str, at: in
     """`owner.name` is at this position."""
     held = objects[at]
     after = objects[at + 1] if at + 1 < len(objects) else None
-    if name in _PARTS and isinstance(held, dict) and after is not None:
+    if name in _PARTS and isinstance_plain(held, dict) and after is not None:
         key = next((key for key, value in items_of(held) if value is after), "?")
         numbered = type(key) is str and key.isdigit()
         writer.suffix(f"[{key}]" if numbered else f".{key}", after, "module attribute")
         return at + 1
-    if name in _HOOKS and isinstance(held, dict) and after is not None:
+    if name in _HOOKS and isinstance_plain(held, dict) and after is not None:
         key = next((key for key, value in items_of(held) if value is after), "?")
         if not writer.steps:
             writer.start(f"a `{type_name(owner)}`", "object", owner)
@@ -669,7 +679,7 @@ def _named(writer: _Writer, objects: list[Any], owner: object, name: str, at: in
     if isinstance_plain(owner, queue.Queue) and name == "queue" and after is not None:
         return _queue(writer, held, after, at)
     optimizer = _is_optimizer(owner)
-    if optimizer and name == "state" and isinstance(held, dict):
+    if optimizer and name == "state" and isinstance_plain(held, dict):
         return _optimizer_state(writer, objects, owner, at)
     if optimizer and name == "param_groups":
         return _optimizer_group(writer, objects, at)
@@ -715,7 +725,7 @@ def _optimizer_state(writer: _Writer, objects: list[Any], optimizer: object, at:
             return at + 1
         if value is held:
             which = _parameter_number(optimizer, key)
-            if at + 2 < len(objects) and isinstance(held, dict):
+            if at + 2 < len(objects) and isinstance_plain(held, dict):
                 after = objects[at + 2]
                 name = next((name for name, value in items_of(held) if value is after), "?")
                 writer.start(f"optimizer state `{name}` of {which}", "optimizer", after)
@@ -727,12 +737,12 @@ def _optimizer_state(writer: _Writer, objects: list[Any], optimizer: object, at:
 
 def _optimizer_group(writer: _Writer, objects: list[Any], at: int) -> int:
     groups = objects[at]
-    if at + 3 >= len(objects) or not isinstance(groups, list):
+    if at + 3 >= len(objects) or not isinstance_plain(groups, list):
         return at
     group, params = objects[at + 1], objects[at + 2]
     number = next((i for i, value in enumerate(groups) if value is group), 0)
     target = objects[at + 3]
-    if isinstance(params, list):
+    if isinstance_plain(params, list):
         index = next((i for i, value in enumerate(params) if value is target), 0)
         if not writer.steps:
             writer.start("an optimizer", "optimizer", groups)
@@ -756,12 +766,12 @@ def _parameter_number(optimizer: object, parameter: object) -> str:
 def _instance(writer: _Writer, objects: list[Any], at: int) -> int:
     """From any other object: by its dict, its values, or its slots."""
     owner, held = objects[at], objects[at + 1]
-    if isinstance(held, dict) and held is instance_dict(owner):
+    if isinstance_plain(held, dict) and held is instance_dict(owner):
         return _attribute(writer, objects, at)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance_plain(owner, torch._C.TensorBase):
         if _tensor(writer, objects, at, torch):
-            return min(at + (2 if isinstance(held, dict) else 1), len(objects) - 1)
+            return min(at + (2 if isinstance_plain(held, dict) else 1), len(objects) - 1)
     for name, value in heap_instance_values(owner) or ():
         if value is held:
             return _named(writer, objects, owner, name, at + 1)
@@ -800,8 +810,8 @@ def _tensor(writer: _Writer, objects: list[Any], at: int, torch: Any) -> bool:
     owner, held = objects[at], objects[at + 1]
     after = objects[at + 2] if at + 2 < len(objects) else None
     if isinstance_plain(held, torch._C._FunctionBase):
-        name = re.findall("`[^`]*`", writer.steps[-1]["text"]) if writer.steps else []
-        whose = f" of {name[0]}" if name else ""
+        names = re.findall("`[^`]*`", writer.steps[-1]["text"]) if writer.steps else []
+        whose = f" of {names[0]}" if names else ""
         writer.start(f"the autograd graph{whose}, kept by {type(held).__name__}", "autograd", held)
         return True
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
@@ -843,7 +853,7 @@ _BY_TYPE: dict[type, Any] = {
     types.CoroutineType: _generator,
     types.AsyncGeneratorType: _generator,
     functools.partial: _partial,
-    functools._lru_cache_wrapper: _lru_cache,  # type: ignore[attr-defined]
+    _LRU_CACHE: _lru_cache,
     contextvars.Context: _context,
     staticmethod: _skip,
     classmethod: _skip,
@@ -870,7 +880,7 @@ class Ring(NamedTuple):
 
 def _importance(value: object) -> int:
     """From what a cycle is told: an object of the program's own, or a function, rather than a dict."""
-    is_own = type.__dict__["__flags__"].__get__(type(value)) & (1 << 9)  # a class made by `class`
+    is_own = _of_type("__flags__", type(value)) & (1 << 9)  # a class made by `class`
     if is_own and not isinstance_plain(value, dict):
         return 0
     return 1 if type(value) is types.FunctionType else 2
@@ -889,7 +899,7 @@ def describe_cycle(heap: Heap, cycle: list[Any], way: list[Any], natives: list[A
         at = _edge(writer, cycle, at)
         steps = [step["text"] for step in writer.steps if step["text"]]
         name = type_name(owner)
-        if isinstance(owner, types.FunctionType):
+        if isinstance_plain(owner, types.FunctionType):
             name = f"function `{owner.__qualname__}`"
         elif steps and steps[0].startswith("`") and steps[0].endswith("`"):
             # `next` of a Node: Node.next

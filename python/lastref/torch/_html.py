@@ -254,23 +254,23 @@ def _cycle(canvas: _Canvas, cycle: dict[str, Any], title: list[str]) -> None:
     for at, lines in enumerate(top):
         places.append((2 + at * step, y_top, canvas.box(2 + at * step, y_top, lines, "", fill=fill, stroke=stroke)))
     for at, lines in enumerate(bottom):
-        x = 2 + (len(top) - 1 - at) * step
-        places.append((x, y_bottom, canvas.box(x, y_bottom, lines, "", fill=fill, stroke=stroke)))
+        across = 2 + (len(top) - 1 - at) * step
+        places.append((across, y_bottom, canvas.box(across, y_bottom, lines, "", fill=fill, stroke=stroke)))
     half = _BOX_WIDTH / 2
     if len(places) == 1:
         x, y, _ = places[0]
         canvas.arrow(f"M{x + half + 40} {y}C{x + half + 40} {y - 34} {x + half - 40} {y - 34} {x + half - 40} {y - 1}")
-    for at, (x, y, height) in enumerate(places if len(places) > 1 else []):
+    for at, (left, y, height) in enumerate(places if len(places) > 1 else []):
         x2, y2, height2 = places[(at + 1) % len(places)]
         if y == y2:
-            right = x2 > x
+            right = x2 > left
             canvas.arrow(
-                f"M{x + (_BOX_WIDTH if right else 0)} {y + height / 2}L{x2 + (-1 if right else _BOX_WIDTH + 1)} {y2 + height2 / 2}"
+                f"M{left + (_BOX_WIDTH if right else 0)} {y + height / 2}L{x2 + (-1 if right else _BOX_WIDTH + 1)} {y2 + height2 / 2}"
             )
         elif y < y2:
-            canvas.arrow(f"M{x + half} {y + height}L{x2 + half} {y2 - 1}")
+            canvas.arrow(f"M{left + half} {y + height}L{x2 + half} {y2 - 1}")
         else:
-            canvas.arrow(f"M{x + half} {y}L{x2 + half} {y2 + height2 + 1}")
+            canvas.arrow(f"M{left + half} {y}L{x2 + half} {y2 + height2 + 1}")
     x, y, height = places[0]
     storage_x = 2 + len(top) * step
     storage_height = canvas.box(storage_x, y_top, title, "", fill="#e3eefb", stroke="#2563a8")

@@ -5,20 +5,24 @@ by `lastref.torch._autograd`, or counted as held by a native owner. Nothing here
 memory, and no code of a tensor's subclass is run.
 """
 
+import bisect
 import ctypes
 import math
+import os
 from typing import Any
 
 import torch
 
+# The methods of the class under all tensors, which no subclass has replaced.
+_base: Any = vars(torch._C)["TensorBase"]
 _get = {
-    name: getattr(torch._C.TensorBase, name).__get__  # type: ignore[attr-defined]
+    name: getattr(_base, name).__get__
     for name in ("device", "dtype", "shape", "requires_grad", "is_leaf", "grad_fn", "grad", "retains_grad")
 }
-_untyped_storage = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
-_numel = torch._C.TensorBase.numel  # type: ignore[attr-defined]
-_element_size = torch._C.TensorBase.element_size  # type: ignore[attr-defined]
-_layout = torch._C.TensorBase.layout.__get__  # type: ignore[attr-defined]
+_untyped_storage = _base.untyped_storage
+_numel = _base.numel
+_element_size = _base.element_size
+_layout = _base.layout.__get__
 
 PAGE = 2 << 20
 
@@ -128,7 +132,7 @@ def _parts(tensor: Any) -> list[Any]:
     found = []
     for name in names:
         try:
-            found.append(getattr(torch._C.TensorBase, name)(tensor))
+            found.append(getattr(_base, name)(tensor))
         except (RuntimeError, AttributeError):
             continue
     return found
@@ -146,16 +150,14 @@ def used_devices() -> list[int]:
 
 def snapshot() -> list[dict[str, Any]]:
     """The allocator's segments, without their history; empty if the allocator cannot tell."""
+    take: Any = torch.cuda.memory_snapshot
     try:
-        return torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-any-return, call-arg]
-    except TypeError:
-        pass
+        segments: list[dict[str, Any]] = take(include_traces=False)
+    except TypeError:  # before 2.11 there is no such argument
+        segments = take()
     except RuntimeError:
-        return []
-    try:
-        return torch.cuda.memory_snapshot()  # type: ignore[no-any-return, no-untyped-call]
-    except RuntimeError:
-        return []
+        segments = []
+    return segments
 
 
 def device_memory(index: int, segments: list[dict[str, Any]]) -> dict[str, Any]:
@@ -228,8 +230,6 @@ class _ProcessInfo(ctypes.Structure):
 
 def other_processes(index: int) -> int | None:
     """The bytes that other processes use on the device, as NVML tells; None if it does not."""
-    import os
-
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() != 0:
@@ -246,18 +246,16 @@ def other_processes(index: int) -> int | None:
     except (OSError, AttributeError, RuntimeError):
         return None
     unknown = (1 << 64) - 1
-    entries = [infos[at] for at in range(count.value)]
+    entries: list[Any] = [infos[at] for at in range(count.value)]
     if any(entry.used == unknown for entry in entries):
         return None
-    return sum(entry.used for entry in entries if entry.pid != os.getpid())
+    return int(sum(entry.used for entry in entries if entry.pid != os.getpid()))
 
 
 def unknown_blocks(segments: list[dict[str, Any]], addresses: set[int], device: int | None) -> tuple[int, int]:
     """The bytes and the number of live blocks in which no storage that was found begins."""
     num_bytes = count = 0
     ordered = sorted(addresses)
-    import bisect
-
     for segment in segments:
         if device is not None and segment["device"] != device:
             continue

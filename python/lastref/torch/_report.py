@@ -210,13 +210,13 @@ class _Search:
         for root, name, thread, objects in self.heap.paths(held.objects, limit):
             found.append((len(objects), describe(root, name, thread, objects)))
         for leaf in held.grads:
-            for way, steps in self._ways(leaf):
+            for length, steps in self._ways(leaf):
                 steps.append({"text": "its gradient, `.grad`", "kind": "gradient", "type": "torch.Tensor"})
-                found.append((way + 1, finish(steps)))
+                found.append((length + 1, finish(steps)))
         for capsule in held.capsules:
-            for way, steps in self._ways(capsule):
+            for length, steps in self._ways(capsule):
                 steps.append({"text": "a DLPack capsule that nobody has taken", "kind": "dlpack", "type": "PyCapsule"})
-                found.append((way + 1, finish(steps)))
+                found.append((length + 1, finish(steps)))
         found.extend(self._autograd(held, found))
         unique: dict[str, tuple[int, Path]] = {}
         for length, path in sorted(found, key=_order):
@@ -253,7 +253,7 @@ class _Search:
             if any(result is own for own in held.objects) and found:
                 continue
             node_name = type(node).__name__
-            for way, steps in self._ways(result):
+            for length, steps in self._ways(result):
                 plural = "s" if size != 1 else ""
                 name = _tick(steps)
                 steps.append({
@@ -262,7 +262,7 @@ class _Search:
                     "type": node_name,
                     "nodes": size,
                 })  # fmt: skip
-                paths.append((way + 1, finish(steps)))
+                paths.append((length + 1, finish(steps)))
         return paths
 
     def _cycle(self, objects: list[Any]) -> dict[str, Any] | None:
@@ -340,10 +340,12 @@ class _Quiet:
 
 def _index(device: Any) -> int | None:
     """A device's number; None for all."""
-    if device is None or (type(device) is int):
-        return device
-    index = torch.device(device).index
-    return torch.cuda.current_device() if index is None else index
+    if device is None:
+        return None
+    if type(device) is int:
+        return int(device)
+    index: int | None = torch.device(device).index
+    return int(torch.cuda.current_device()) if index is None else index
 
 
 def _rank() -> int | None:

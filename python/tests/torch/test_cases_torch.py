@@ -4,14 +4,14 @@ Those here are this project's own. Others are run where the folder they come fro
 """
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import RunTorch  # type: ignore[attr-defined]
-
+RunTorch = Callable[..., "subprocess.CompletedProcess[str]"]
 HERE = Path(__file__).parent
 OTHERS = HERE.parents[3] / "shared" / "cases" / "py"
 

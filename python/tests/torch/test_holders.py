@@ -968,6 +968,34 @@ def test_hostile(wrap: Callable[[torch.Tensor], Any], suffix: str) -> None:
     del x
 
 
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda odd: [odd],
+        lambda odd: {"k": odd},
+        lambda odd: (odd,),
+        lambda odd: {id(odd): odd}.values(),
+        lambda odd: Plain(odd),
+        lambda odd: Slotted(odd),
+        lambda odd: lambda: odd,
+        lambda odd: functools.partial(print, odd),
+        lambda odd: collections.deque([odd]),
+        lambda odd: ValueError(odd),
+        lambda odd: iter([odd]),
+        lambda odd: types.MethodType(print, odd),
+    ],
+)
+def test_hostile_in_the_middle(hold: Callable[[Any], Any]) -> None:
+    global kept
+    kept = hold(Hostile(make()))
+    try:
+        found = find()["paths"][0]["words"]
+        assert found.startswith("global `kept")
+        assert "value" in found
+    finally:
+        kept = None
+
+
 def test_hostile_class() -> None:
     # Through the metaclass no attribute can be read, not even by `class` itself.
     made = HostileMeta("Made", (), {"stored": make()})
@@ -1001,9 +1029,9 @@ def test_nothing_is_added_to_the_heap() -> None:
         made = report()
         del made
         blocks = sys.getallocatedblocks() - blocks
+        assert [sys.getrefcount(tensor) for tensor in tensors] == counts
         after = gc.get_objects()
         added = [type(made).__name__ for made in after if id(made) not in before]
-        assert [sys.getrefcount(tensor) for tensor in tensors] == counts
     finally:
         gc.enable()
     assert added == ["set"]  # `before`

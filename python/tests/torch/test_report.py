@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import ALL, RunTorch  # type: ignore[attr-defined]
 from lastref.torch import Report, diff, report, watch
 from lastref.torch._report import for_out_of_memory
 
+RunTorch = Callable[..., "subprocess.CompletedProcess[str]"]
 MIB = 1 << 20
 SUM = ("free", "live", "cached", "pending", "fragmented", "context", "other_processes")
 
@@ -313,7 +314,6 @@ def test_a_million_objects() -> None:
     objects, blocks = found["added"]
     assert objects <= 1  # `seconds` and such are not tracked; a list in the making may be
     assert blocks < 200
-    assert not found["truncated"] or not ALL
 
 
 def test_two_threads_at_once() -> None:
