@@ -36,6 +36,8 @@ RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "L
 
 _lock = threading.Lock()
 _numbers: dict[str, int] = {}
+#: The report that was written last, and where to: it is not written there twice.
+_latest: "tuple[Report, str] | None" = None
 
 
 # Files
@@ -70,6 +72,9 @@ def write_report(
     directory = directory or os.environ.get("LASTREF_REPORT_DIR")
     if not directory:
         return None
+    global _latest
+    if _latest is not None and _latest[0] is report and os.path.dirname(_latest[1]) == directory:
+        return _latest[1]
     kind = "oom" if reason == "out of memory" else "report"
     with _lock:
         number = _numbers[kind] = _numbers.get(kind, 0) + 1
@@ -79,7 +84,9 @@ def write_report(
     except Exception as error:
         say(f"the report could not be made: {error!r}")
         return None
-    return write_file(os.path.join(directory, name), text)
+    path = write_file(os.path.join(directory, name), text)
+    _latest = None if path is None else (report, path)
+    return path
 
 
 def write_file(path: str, text: str) -> str | None:

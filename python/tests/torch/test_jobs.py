@@ -65,6 +65,13 @@ def test_the_last_failure_is_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
     assert [path.name for path in second.parent.iterdir()] == [second.name], "nothing else is left"
 
 
+def test_a_report_is_written_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LASTREF_REPORT_DIR", str(tmp_path))
+    made = Made()
+    assert write(made) == write(made)
+    assert json.loads(write(made).read_text())["number"] == 1
+
+
 def test_reports_for_another_reason_are_numbered(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,6 +225,19 @@ def test_a_report_as_json_and_elsewhere(tmp_path: pathlib.Path, run_torch: RunTo
     assert written | shown == written
 
 
+def test_the_folder_for_reports_gets_it_once(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
+    done = run_torch(
+        *MAIN,
+        "-c",
+        OUT_OF_MEMORY + "train()",
+        env={"LASTREF_REPORT_DIR": str(tmp_path / "reports"), "RANK": "2"},
+        status=1,
+    )
+    (path,) = (tmp_path / "reports").glob("oom-*-2-*.json")
+    assert json.loads(path.read_text())["number"] == 1
+    assert str(path) in done.stderr
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(
     tmp_path: pathlib.Path, run_torch: RunTorch
 ) -> None:
