@@ -595,7 +595,7 @@ def _exception(writer: _Writer, objects: list[Any], at: int) -> int:
         return at + 2
     elif held is instance_dict(exception) and at + 2 < len(objects):
         after = objects[at + 2]
-        name = next((key for key, value in items_of(held) if value is after), "?")
+        name = next((key for key, value in items_of(held or {}) if value is after), "?")
         writer.start(f"its attribute `{name}`", "exception", after, grows=True)
         return at + 2
     else:
