@@ -178,6 +178,7 @@ def test_a_program_that_dies_says_what_held_the_memory(
     assert traceback in ours.stderr, "the traceback is what it is without"
     assert "lastref/torch" not in ours.stderr
     report = ours.stderr.partition(traceback)[2]
+    assert report.count("held by tensors") == 1, "once, after the traceback"
     assert "5.86 GiB" in report
     assert "activations" in report
     assert "\x1b" not in ours.stderr, "no colour where nobody looks"
