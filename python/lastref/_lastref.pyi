@@ -412,7 +412,6 @@ class Heap:
         own_files: str,
         seconds: _float,
         max_edges: _int,
-        own: Sequence[Any] = ...,
     ) -> Self: ...
     @property
     def num_objects(self) -> _int: ...

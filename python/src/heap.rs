@@ -10,10 +10,9 @@
 //! gc.get_objects ─▶ nodes ─ tp_traverse ─▶ edges ─▶ reversed ─▶ breadth first, from the object back
 //! ```
 //!
-//! 1. A [`PyHeap`] holds a reference on every node until it is closed, and then has no nodes to find, so that an address in
-//!    `addresses` is that of a live object. Only the frames of the search itself are not held: they are in
-//!    `own`, which no search enters. When it
-//!    goes, nothing it looked at has changed.
+//! 1. A [`PyHeap`] holds a reference on every node until it is closed, and then has no nodes to find, so
+//!    that an address in `addresses` is that of a live object. Only the frames of the search itself are not
+//!    held: they are in `own`, which no search enters.
 //! 2. While it is built, this thread keeps the interpreter lock and makes no Python object after
 //!    `gc.get_objects`, so no collection runs, nothing is freed, and what `tp_traverse` reports was
 //!    so at one moment.
@@ -229,7 +228,7 @@ pub(crate) struct PyHeap {
     sources_starts: Vec<u32>,
     sources: Vec<u32>,
     roots: HashMap<u32, Root>,
-    /// The search's own frames and containers: they hold nothing.
+    /// The search's own frames: what they hold goes with them.
     own: HashSet<u32>,
     frozen: HashSet<u32>,
     instances: Vec<(u8, u32)>,
@@ -244,17 +243,14 @@ pub(crate) struct PyHeap {
 #[pymethods]
 impl PyHeap {
     /// Reads the graph. `wanted` are types whose instances are noted; frames at the top of this
-    /// thread whose code is in files that start with `own_files` are the search's own, and so are the
-    /// containers `own`.
+    /// thread whose code is in files that start with `own_files` are the search's own.
     #[new]
-    #[pyo3(signature = (wanted, own_files, seconds, max_edges, own = Vec::new()))]
     fn new(
         py: Python<'_>,
         wanted: Vec<Bound<'_, PyType>>,
         own_files: &str,
         seconds: f64,
         max_edges: usize,
-        own: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let until = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e6));
         let gc = py.import("gc")?;
@@ -329,10 +325,6 @@ impl PyHeap {
                 let node = builder.node(dict);
                 heap.roots.entry(node).or_insert(Root::Module(name));
             }
-        }
-        for own in &own {
-            heap.own
-                .insert(builder.node(own.as_ptr().expose_provenance()));
         }
         let mut running = HashMap::new();
         let mut variables = variables.into_iter();

@@ -28,6 +28,7 @@ class Graph:
         self.results: dict[int, list[Any]] = {}
         self.savers: dict[int, list[int]] = {}
         self._names: dict[type, list[str]] = {}
+        self._sizes: dict[int, int] = {}
 
     def add(self, tensor: Any, storages: Storages) -> None:
         """Notes the graph of a live tensor."""
@@ -115,6 +116,8 @@ class Graph:
 
     def size(self, node: int) -> int:
         """How many nodes can be reached from this one, itself among them."""
+        if node in self._sizes:
+            return self._sizes[node]
         seen = {node}
         work = [node]
         while work:
@@ -122,4 +125,5 @@ class Graph:
                 if successor not in seen:
                     seen.add(successor)
                     work.append(successor)
+        self._sizes[node] = len(seen)
         return len(seen)

@@ -338,7 +338,11 @@ def _frame(
         return at + 1
     if type(held) is dict and at + 2 < len(objects):  # the names of code that is not a function's
         target = objects[at + 2]
-        keys = [key_words(key)[1:-1] for key, value in items_of(held) if value is target]
+        keys = [key for key, value in items_of(held) if value is target and type(key) is str]
+        if keys and function == "<module>":  # a script's, or a prompt's, that is no module
+            of = "" if code.co_filename.startswith("<") else f" of {os.path.basename(code.co_filename)}"
+            writer.start(f"global `{keys[0]}`{of}{who}", "module global", target, grows=True, **more)
+            return at + 2
         if keys:
             writer.start(f"variable `{keys[0]}` {scope}", kind, target, grows=True, **more)
             return at + 2

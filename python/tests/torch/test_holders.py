@@ -881,6 +881,30 @@ def test_garbage_that_is_kept() -> None:
         gc.garbage.clear()
 
 
+def test_native_owner() -> None:
+    future: torch.futures.Future[Any] = torch.futures.Future()  # C++ holds the result
+    future.set_result(make())
+    found = find()
+    assert words(found) == "native: a native owner that Python does not show"
+    assert "C++" in found["cure"]
+    del future
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_cycle_with_a_native_owner() -> None:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    made = make()
+    made.me = made  # type: ignore[attr-defined]
+    future.set_result(made)
+    del made
+    found = find()
+    assert not found["cycle"]["collectable"]
+    assert found["cycle"]["words"].endswith("something outside Python refers to it, so gc cannot free it")
+    gc.collect()
+    assert find()
+    del future
+
+
 def test_graph_that_sums_keep() -> None:
     total: Any = 0
     for _ in range(6):
