@@ -125,6 +125,11 @@ def class_name(cls: type) -> str:
     return f"{module}.{name}" if plain else str(name)
 
 
+def short_name(value: object) -> str:
+    """The name of the value's type alone."""
+    return str(_of_type("__name__", type(value)))
+
+
 def mro(value: object) -> tuple[type, ...]:
     found: tuple[type, ...] = _of_type("__mro__", type(value))
     return found
@@ -236,16 +241,16 @@ class _Writer:
             step["kind"] = kind
 
 
-def describe(
-    root: str, name: str | None, thread: int | None, objects: list[Any], end: str | None = None
-) -> Path:
+def describe(root: str, name: str | None, thread: int | None, objects: list[Any]) -> Path:
     """Words for a way through the heap, from its root to the tensor."""
     writer = _Writer()
-    at = _begin(writer, root, name, thread, objects)
-    while at < len(objects) - 1:
-        at = _edge(writer, objects, at)
-    if end is not None:
-        writer.steps.append({"text": end, "kind": "object", "type": ""})
+    try:
+        at = _begin(writer, root, name, thread, objects)
+        while at < len(objects) - 1:
+            at = _edge(writer, objects, at)
+    except Exception as error:  # A report is made when things have gone wrong already.
+        types_ = " → ".join(type_name(value) for value in objects)
+        writer.start(f"{types_} (no words for it: {short_name(error)})", "object", objects[-1])
     return finish(writer.steps)
 
 
@@ -323,14 +328,14 @@ def _frame(
     code = frame.f_code
     where = place(code.co_filename, line or frame.f_lineno)
     function = code.co_name
-    names = [name for name, value in heap_frame_variables(frame) if value is held]
+    names = [name for name, value in heap_frame_variables(frame) if value is held and name is not None]
     more: dict[str, Any] = {"file": code.co_filename, "line": line or frame.f_lineno, "function": function}
     kind, who = "variable", ""
     if thread is not None:
         who = thread_words(thread)
         kind = "thread" if who else "variable"
     scope = f"in `{function}` ({where}{who})" if function != "<module>" else f"in the module's code ({where}{who})"
-    if names and names[0] is not None:
+    if names:
         writer.start(f"variable `{names[0]}` {scope}", kind, held, grows=True, **more)
         if type(held) is types.CellType and at + 2 < len(objects):
             writer.steps[-1]["type"] = type_name(objects[at + 2])
@@ -356,7 +361,7 @@ def _frame(
 def _context(writer: _Writer, objects: list[Any], at: int) -> int:
     """A context of contextvars: its tree has no names, so look for the variable by its value."""
     context = objects[at]
-    while at + 1 < len(objects) and type(objects[at + 1]).__name__.startswith("hamt"):
+    while at + 1 < len(objects) and short_name(objects[at + 1]).startswith("hamt"):
         at += 1
     held = objects[at + 1] if at + 1 < len(objects) else None
     for variable, value in contextvars.Context.items(context):
@@ -526,7 +531,7 @@ def _lru_cache(writer: _Writer, objects: list[Any], at: int) -> int:
     while at + 2 < len(objects) and type(objects[at + 1]) in (dict, tuple, _LRU_CACHE, list):
         at += 1
     at += 1
-    if at < len(objects) - 1 and type(objects[at]).__name__ == "_HashedSeq":
+    if at < len(objects) - 1 and short_name(objects[at]) == "_HashedSeq":
         at += 1
     writer.steps[-1]["type"] = type_name(objects[at])
     return at
@@ -625,7 +630,7 @@ def _finalizer(writer: _Writer, objects: list[Any], at: int) -> int:
     """At the table of all finalizers: a dict from finalizers to what they call."""
     info = objects[at + 1] if at + 1 < len(objects) else None
     function: Any = None
-    if info is not None and type(info).__name__ == "_Info":
+    if info is not None and short_name(info) == "_Info":
         function = next((x for x in gc.get_referents(info) if callable(x) and not isinstance_plain(x, type)), None)
     what = f" of {function_words(function)}" if type(function) is types.FunctionType else ""
     writer.steps.clear()
@@ -694,7 +699,7 @@ def _named(writer: _Writer, objects: list[Any], owner: object, name: str, at: in
             writer.steps[-1]["kind"] = "logging"
         writer.start(f"its `{name}`, in a logging record", "logging", held, grows=True)
         return at
-    if "Future" in type(owner).__name__ and name in ("_result", "_exception"):
+    if "Future" in short_name(owner) and name in ("_result", "_exception"):
         if not writer.steps:
             writer.start(f"a `{type_name(owner)}`", "future", owner)
         writer.start(f"its {name.lstrip('_')}, in a future", "future", held)
@@ -713,7 +718,8 @@ def _queue(writer: _Writer, items: Any, held: object, at: int) -> int:
 
 
 def _is_optimizer(value: object) -> bool:
-    return any(cls.__module__ == "torch.optim.optimizer" for cls in mro(value) if type(cls.__module__) is str)
+    modules = [_of_type("__module__", cls) for cls in mro(value)]
+    return any(type(module) is str and module == "torch.optim.optimizer" for module in modules)
 
 
 def _optimizer_state(writer: _Writer, objects: list[Any], optimizer: object, at: int) -> int:
@@ -779,6 +785,10 @@ def _instance(writer: _Writer, objects: list[Any], at: int) -> int:
     for name, value in heap_instance_values(owner) or ():
         if value is held:
             return _named(writer, objects, owner, name, at + 1)
+    # Where CPython's layout is not known, this makes the dict.
+    for name, value in items_of(instance_dict(owner) or {}):
+        if value is held and type(name) is str:
+            return _named(writer, objects, owner, name, at + 1)
     for cls in mro(owner):
         for name, member in namespace(cls).items():
             if type(member) is types.MemberDescriptorType:
@@ -789,7 +799,7 @@ def _instance(writer: _Writer, objects: list[Any], at: int) -> int:
                 if value is held:
                     return _named(writer, objects, owner, name, at + 1)
     name = type_name(owner)
-    if "Future" in type(owner).__name__:
+    if "Future" in short_name(owner):
         writer.start(f"the result or callbacks of a `{name}`", "future", held)
     elif name == "numpy.ndarray":
         if writer.steps:
@@ -816,7 +826,7 @@ def _tensor(writer: _Writer, objects: list[Any], at: int, torch: Any) -> bool:
     if isinstance_plain(held, torch._C._FunctionBase):
         names = re.findall("`[^`]*`", writer.steps[-1]["text"]) if writer.steps else []
         whose = f" of {names[0]}" if names else ""
-        writer.start(f"the autograd graph{whose}, kept by {type(held).__name__}", "autograd", held)
+        writer.start(f"the autograd graph{whose}, kept by {short_name(held)}", "autograd", held)
         return True
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         hooks = getattr(torch._C.TensorBase, name).__get__(owner)
@@ -890,10 +900,8 @@ def _importance(value: object) -> int:
     return 1 if type(value) is types.FunctionType else 2
 
 
-def describe_cycle(heap: Heap, cycle: list[Any], way: list[Any], natives: list[Any]) -> Ring:
-    """Words for a cycle, and whether Python's collector can free it."""
-    start = min(range(len(cycle) - 1), key=lambda at: (_importance(cycle[at]), at))
-    cycle = [*cycle[start:-1], *cycle[: start + 1]]
+def _ring_names(cycle: list[Any]) -> list[str]:
+    """The objects of a cycle, each with the name under which it has the next."""
     names = []
     at = 0
     while at < len(cycle) - 1:
@@ -905,11 +913,24 @@ def describe_cycle(heap: Heap, cycle: list[Any], way: list[Any], natives: list[A
         name = type_name(owner)
         if isinstance_plain(owner, types.FunctionType):
             name = f"function `{owner.__qualname__}`"
+            if steps and " of function `" in steps[0]:
+                name = steps.pop(0)
         elif steps and steps[0].startswith("`") and steps[0].endswith("`"):
             # `next` of a Node: Node.next
             inner = steps.pop(0)[1:-1]
             name += inner if inner.startswith(("[", "{")) else f".{inner}"
         names.append(" → ".join([name, *steps]))
+    return names
+
+
+def describe_cycle(heap: Heap, cycle: list[Any], way: list[Any], natives: list[Any]) -> Ring:
+    """Words for a cycle, and whether Python's collector can free it."""
+    start = min(range(len(cycle) - 1), key=lambda at: (_importance(cycle[at]), at))
+    cycle = [*cycle[start:-1], *cycle[: start + 1]]
+    try:
+        names = _ring_names(cycle)
+    except Exception:  # as in `describe`
+        names = [type_name(value) for value in cycle[:-1]]
     first = type_name(cycle[0])
     if type(cycle[0]) is types.FunctionType:
         first = f"function `{cycle[0].__qualname__}`"

@@ -112,6 +112,8 @@ def _device(device: dict[str, Any]) -> str:
         if value is None:
             continue
         name = kind.replace("_", " ")
+        if kind == "context" and device["other_processes"] is None:
+            words += ", and other processes"
         bar.append(f'<i style="flex:{value} 0 0;background:{_COLORS[kind]}" title="{name}: {_text.size(value)}"></i>')
         rows.append(
             f'<tr><td><span class="dot" style="background:{_COLORS[kind]}"></span>{name}</td>'
@@ -268,9 +270,9 @@ def _cycle(canvas: _Canvas, cycle: dict[str, Any], title: list[str]) -> None:
                 f"M{left + (_BOX_WIDTH if right else 0)} {y + height / 2}L{x2 + (-1 if right else _BOX_WIDTH + 1)} {y2 + height2 / 2}"
             )
         elif y < y2:
-            canvas.arrow(f"M{left + half} {y + height}L{x2 + half} {y2 - 1}")
+            canvas.arrow(f"M{left + half + 24} {y + height}L{x2 + half + 24} {y2 - 1}")
         else:
-            canvas.arrow(f"M{left + half} {y}L{x2 + half} {y2 + height2 + 1}")
+            canvas.arrow(f"M{left + half - 24} {y}L{x2 + half - 24} {y2 + height2 + 1}")
     x, y, height = places[0]
     storage_x = 2 + len(top) * step
     storage_height = canvas.box(storage_x, y_top, title, "", fill="#e3eefb", stroke="#2563a8")

@@ -148,15 +148,15 @@ def used_devices() -> list[int]:
     return list(range(torch.cuda.device_count()))
 
 
-def snapshot() -> list[dict[str, Any]]:
-    """The allocator's segments, without their history; empty if the allocator cannot tell."""
+def snapshot() -> list[dict[str, Any]] | None:
+    """The allocator's segments, without their history; None if the allocator cannot tell."""
     take: Any = torch.cuda.memory_snapshot
     try:
         segments: list[dict[str, Any]] = take(include_traces=False)
     except TypeError:  # before 2.11 there is no such argument
         segments = take()
-    except RuntimeError:
-        segments = []
+    except RuntimeError:  # an allocator that was plugged in
+        return None
     return segments
 
 

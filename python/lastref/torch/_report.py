@@ -67,7 +67,14 @@ class Report:
     or words on a view that uses little of it), ``paths``, ``cycle`` (None, or ``words``,
     ``collectable`` and ``objects``) and ``cure``. A path has ``words``, ``kind``, ``steps`` and
     ``cure``; paths are shortest first. A step has ``text``, ``kind`` and ``type``; one that is a
-    frame's also ``file``, ``line`` and ``function``. A storage that nothing known holds has the path of kind ``"native"``.
+    frame's also ``file``, ``line`` and ``function``.
+
+    Kinds of paths: ``variable``, ``thread`` (a variable on another thread), ``module global``,
+    ``registry`` (a global container), ``module attribute`` (of a ``torch.nn.Module``), ``class attribute``,
+    ``closure``, ``default argument``, ``partial``, ``lru_cache``, ``generator``, ``thread local``, ``queue``,
+    ``logging``, ``future``, ``context variable``, ``finalizer``, ``optimizer``, ``hook``, ``gradient``,
+    ``autograd``, ``dlpack``, ``array``, ``exception``, ``last traceback``, ``prompt``, ``garbage``,
+    ``object`` (none of these), and ``native``: nothing that Python shows holds it.
 
     >>> import torch
     >>> from lastref.torch import report
@@ -388,7 +395,9 @@ def _report(top: int, device: Any, seconds: float, failure: dict[str, Any] | Non
     with _Quiet():
         segments = _memory.snapshot() if _memory.used_devices() else []
         with _Search(seconds) as search:
-            return Report(_collect(search, top, device, seconds, segments, failure))
+            if segments is None:
+                search.notes.append("the allocator in use does not tell its segments: what it holds counts as context")
+            return Report(_collect(search, top, device, seconds, segments or [], failure))
 
 
 def _collect(

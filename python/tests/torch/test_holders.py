@@ -1016,6 +1016,7 @@ def test_hostile_in_the_middle(hold: Callable[[Any], Any]) -> None:
         found = find()["paths"][0]["words"]
         assert found.startswith("global `kept")
         assert "value" in found
+        assert "no words" not in found
     finally:
         kept = None
 
@@ -1025,6 +1026,15 @@ def test_hostile_class() -> None:
     made = HostileMeta("Made", (), {"stored": make()})
     assert ".stored`" in find()["paths"][0]["words"]
     del made
+
+
+def test_instance_of_a_hostile_class() -> None:
+    made = HostileMeta("Made", (), {})
+    x = object.__new__(made)
+    object.__setattr__(x, "value", make())
+    found = find()["paths"][0]["words"]
+    assert found.startswith("variable `x.value` in"), found
+    del x
 
 
 def test_replaced_dict() -> None:
