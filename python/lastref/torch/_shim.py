@@ -3,7 +3,8 @@
 The shim is a subclass of a class of PyTorch's whose layout changes between versions, so there is one
 shared library for each build of torch. It is looked for among those that the package brings, then in the
 cache (``~/.cache/lastref/shim``, or ``shim`` under the folder that ``LASTREF_CACHE`` names), and else
-compiled, which takes some seconds, with the headers that torch and its CUDA packages bring.
+compiled, which takes some seconds, with the headers that torch and its CUDA packages bring. ``CXX`` names the
+compiler; ``LASTREF_TORCH_SHIM=off`` does without a shim.
 
 1. A library in the cache is whole: it is written under another name, and renamed.
 2. Two processes do not compile the same at once: the second waits for the first one's lock.

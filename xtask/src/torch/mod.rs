@@ -78,7 +78,9 @@ pub(crate) fn test(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
             let environment = environment(workspace, version, base, &mut wheel)?;
             let tests = environment
                 .python(workspace)
-                .args(["-m", "pytest", "--durations=5"]);
+                // Most of the time is PyTorch's import, in a process for each test.
+                .args(["-m", "pytest", "--durations=5"])
+                .args(["--numprocesses=auto", "--dist=loadfile"]);
             if newest {
                 class::check_recorded(workspace, &headers(base)?)?;
                 // All the rounds, and nothing skipped.
