@@ -501,6 +501,13 @@ def _method(writer: _Writer, objects: list[Any], at: int) -> int:
     return at + 1
 
 
+def _builtin(writer: _Writer, objects: list[Any], at: int) -> int:
+    function, held = objects[at], objects[at + 1]
+    if held is function.__self__:
+        writer.start(f"the object that method `{function.__name__}` is bound to", "object", held)
+    return at + 1
+
+
 def _partial(writer: _Writer, objects: list[Any], at: int) -> int:
     partial, held = objects[at], objects[at + 1]
     func = functools.partial.__dict__["func"].__get__(partial)
@@ -799,6 +806,8 @@ def _instance(writer: _Writer, objects: list[Any], at: int) -> int:
                 if value is held:
                     return _named(writer, objects, owner, name, at + 1)
     name = type_name(owner)
+    if type(held) in _SUSPENDED and "Task" in short_name(owner) and writer.steps:
+        return at + 1  # the coroutine's own words tell it
     if "Future" in short_name(owner):
         writer.start(f"the result or callbacks of a `{name}`", "future", held)
     elif name == "numpy.ndarray":
@@ -851,6 +860,7 @@ def _tuple(writer: _Writer, objects: list[Any], at: int) -> int:
     return at + 1
 
 
+_SUSPENDED = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
 _BY_TYPE: dict[type, Any] = {
     dict: _dict,
     list: _list,
@@ -861,6 +871,7 @@ _BY_TYPE: dict[type, Any] = {
     types.CellType: _cell,
     types.FunctionType: _function,
     types.MethodType: _method,
+    types.BuiltinMethodType: _builtin,
     types.FrameType: _frame_edge,
     types.TracebackType: _traceback,
     types.GeneratorType: _generator,

@@ -655,6 +655,25 @@ def test_last_traceback() -> None:
         del sys.last_traceback
 
 
+def test_task() -> None:
+    async def work() -> None:
+        x = make()
+        await asyncio.sleep(60)
+        del x
+
+    async def run() -> list[str]:
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        found = [clean(path["words"]) for path in find()["paths"]]
+        task.cancel()
+        return found
+
+    found = asyncio.run(run())
+    assert found[0] == (
+        f"variable `task` in `run` ({HERE}:LINE) → local `x` of the suspended coroutine `work` ({HERE}:LINE)"
+    )
+
+
 def test_exception_being_handled() -> None:
     def fail() -> None:
         x = make()
