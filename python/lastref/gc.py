@@ -95,7 +95,8 @@ def isenabled() -> bool:
 def set_byte_threshold(num_bytes: int | None, device: _DeviceLike = None) -> None:
     """Sets the growth of the bytes in use on the device, since the last run, that starts a run.
 
-    0 means never. None means the default: 64 MiB or an eighth of the device, whichever is more.
+    0 means never. None means the default: 64 MiB or an eighth of the device, whichever is more. Under
+    ``lastref.torch.guard`` the bytes of PyTorch's tensors count too.
 
     >>> import lastref
     >>> lastref.gc.set_byte_threshold(1 << 30, 0)

@@ -101,7 +101,11 @@ impl PythonGc {
         let until = Instant::now() + PATIENCE;
         loop {
             let before = self.num_collections(py)?;
+            // The interpreter lock is held, so that what PyTorch frees now, this thread frees: but for
+            // threads of PyTorch's own.
+            let torch_freed = crate::torch::bytes_freed();
             let found: u64 = self.collect.call1(py, (generation,))?.extract(py)?;
+            gc::foreign_bytes_freed(crate::torch::bytes_freed().saturating_sub(torch_freed));
             let has_run = found > 0 || self.num_collections(py)? > before;
             if has_run || !waits || Instant::now() >= until {
                 return Ok(found);
@@ -131,14 +135,36 @@ impl ForeignCollector for PythonCollector {
         })
         .unwrap_or(0)
     }
+
+    fn device_bytes(&self, device: u32) -> u64 {
+        crate::torch::device_bytes(device)
+    }
 }
 
 /// Attaches within a run, unless the interpreter is exiting (invariant 3).
-fn attach<R>(work: impl FnOnce(Python<'_>) -> R) -> Option<R> {
+pub(crate) fn attach<R>(work: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     if lock(&GATE.state).closed {
         return None;
     }
     Python::try_attach(work)
+}
+
+/// Does `work` as a run that exit and fork wait for (invariant 3).
+pub(crate) fn counted<R>(work: impl FnOnce() -> R) -> R {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            GATE.leave();
+        }
+    }
+    GATE.enter();
+    let _leave = Leave;
+    work()
+}
+
+/// Whether the interpreter is exiting.
+pub(crate) fn is_exiting() -> bool {
+    lock(&GATE.state).closed
 }
 
 /// What Python's collector was not able or not allowed to do before an out-of-memory error, in words
@@ -252,6 +278,7 @@ fn at_exit(py: Python<'_>) {
     GATE.change_and_wait(py, |state| state.closed = true);
     gc::set_foreign_collector(None);
     lock(&CALLBACKS).clear();
+    crate::torch::detach();
 }
 
 #[pyfunction]

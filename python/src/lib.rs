@@ -9,6 +9,8 @@
 //! | `dtype`, `device` | the classes of these names, and arguments that stand for them |
 //! | `cuda` | streams, events, and what `lastref.cuda` and `lastref.sim` call |
 //! | `gc` | Python's cycle collector, run by lastref's; what `lastref.gc` calls |
+//! | `torch` | the C functions for the shim under PyTorch's allocator |
+//! | `heap` | the graph of Python's objects, for `lastref.torch.holders` |
 //! | `args`, `error` | shapes and numbers from Python; exceptions to Python |
 //!
 //! Lock order: the interpreter lock, then whatever lastref takes. Nothing here is called by lastref
@@ -23,8 +25,10 @@ mod dlpack;
 mod dtype;
 mod error;
 mod gc;
+mod heap;
 mod index;
 mod tensor;
+mod torch;
 
 use std::ffi::OsString;
 
@@ -69,7 +73,11 @@ mod _lastref {
         gc_set_before_out_of_memory, gc_set_byte_threshold, gc_set_wait_bound, gc_stats,
     };
     #[pymodule_export]
+    use crate::heap::{PyHeap, heap_frame_variables, heap_instance_values};
+    #[pymodule_export]
     use crate::tensor::{PyStorage, PyTensor, rebuild_tensor};
+    #[pymodule_export]
+    use crate::torch::{torch_attach, torch_hooks};
     use pyo3::prelude::*;
 
     #[pymodule_init]

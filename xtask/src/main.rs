@@ -1,4 +1,4 @@
-//! The project's chores, one command each: `cargo xtask demo | test | bench | lint | docs`.
+//! The project's chores, one command each: `cargo xtask demo | test | bench | lint | docs | torch`.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -8,6 +8,7 @@
 //! | [`suite`] | which steps `test`, `test --all`, `lint` and `docs` consist of |
 //! | [`rules`] | what the sources must obey: arrows between crates, unsafe files, text |
 //! | [`python`] | the environment of our own, the wheel, the Python tests |
+//! | [`torch`] | real PyTorch: installations in a cache, the tests on them, the class that the shim wraps |
 //! | [`traces`] | where allocation traces are, and what replaying them must give |
 //!
 //! Nothing here is shared with the shipped crates: xtask calls what a user would call.
@@ -22,6 +23,7 @@ mod python;
 mod rules;
 mod steps;
 mod suite;
+mod torch;
 mod traces;
 mod workspace;
 
@@ -51,6 +53,9 @@ enum Task {
         /// Add what is slow: lints, features, loom, traces, packaging; what CI runs
         #[arg(long)]
         all: bool,
+        /// Only the tests under real PyTorch, which it installs first
+        #[arg(long, conflicts_with = "all")]
+        torch: bool,
     },
     /// Replay every trace and print one table
     #[command(args_conflicts_with_subcommands = true)]
@@ -67,6 +72,11 @@ enum Task {
     Lint,
     /// Build the documentation; a warning is an error
     Docs,
+    /// Say what a version of PyTorch has changed in the class that the shim wraps
+    Torch {
+        /// Such as 2.15.0. Its wheel is downloaded if the version is not installed in the cache
+        version: String,
+    },
 }
 
 /// What is compared with others, in a workspace of its own under `bench/`.
@@ -80,6 +90,8 @@ enum Comparison {
         /// Only rows with this in their name
         row: Option<String>,
     },
+    /// PyTorch's allocations under `lastref.torch.guard` beside those without
+    Torch,
 }
 
 fn main() -> ExitCode {
@@ -98,7 +110,8 @@ fn run(task: Task) -> Result<()> {
         Task::Demo => cargo(&workspace)
             .args(["run", "--release", "--", "demo"])
             .run(),
-        Task::Test { all } => Steps::run(|steps| suite::test(&workspace, steps, all)),
+        Task::Test { torch: true, .. } => Steps::run(|steps| torch::test(&workspace, steps)),
+        Task::Test { all, .. } => Steps::run(|steps| suite::test(&workspace, steps, all)),
         Task::Bench {
             of: None,
             json,
@@ -108,6 +121,11 @@ fn run(task: Task) -> Result<()> {
             of: Some(Comparison::Gc { json, row }),
             ..
         } => compare_gc(&workspace, json, row),
+        Task::Bench {
+            of: Some(Comparison::Torch),
+            ..
+        } => torch::bench(&workspace),
+        Task::Torch { version } => torch::changes(&workspace, &version),
         Task::Lint => Steps::run(|steps| suite::lint(&workspace, steps)),
         Task::Docs => Steps::run(|steps| suite::docs(&workspace, steps)),
     }

@@ -53,6 +53,52 @@ impl Environment {
         Ok(environment)
     }
 
+    /// An environment for tests that also finds what another one has, and has what `requirements` names as well.
+    pub(crate) fn over(
+        workspace: &Workspace,
+        folder: &Path,
+        packages: &Path,
+        requirements: &str,
+    ) -> Result<Self> {
+        let environment = Self {
+            folder: folder.to_path_buf(),
+        };
+        let mut wanted = format!("{}\n", packages.display());
+        for name in [REQUIREMENTS, requirements] {
+            wanted += &fs::read_to_string(workspace.root.join(name))
+                .with_context(|| format!("cannot read {name}"))?;
+        }
+        let stamp = environment.folder.join("requirements.txt");
+        if fs::read_to_string(&stamp).is_ok_and(|had| had == wanted) {
+            println!("    {} is up to date", environment.folder.display());
+            return Ok(environment);
+        }
+        environment.create(workspace)?;
+        let ask = "import sysconfig; print(sysconfig.get_path('purelib'))";
+        let ours = environment
+            .program(workspace, "python")
+            .args(["-c", ask])
+            .quiet_stdout()?;
+        let link = Path::new(ours.trim()).join("over.pth");
+        fs::write(&link, format!("{}\n", packages.display()))
+            .with_context(|| format!("cannot write {}", link.display()))?;
+        environment
+            .pip(workspace)
+            .args(["--requirement", REQUIREMENTS, "--requirement", requirements])
+            .run()?;
+        fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
+        Ok(environment)
+    }
+
+    /// An empty environment in any folder.
+    pub(crate) fn create_in(workspace: &Workspace, folder: &Path) -> Result<Self> {
+        let environment = Self {
+            folder: folder.to_path_buf(),
+        };
+        environment.create(workspace)?;
+        Ok(environment)
+    }
+
     /// An environment as a user has it: empty before the wheel.
     pub(crate) fn clean(workspace: &Workspace) -> Result<Self> {
         let environment = Self {
@@ -118,7 +164,8 @@ impl Environment {
         command(workspace, self.bin(name))
     }
 
-    fn pip(&self, workspace: &Workspace) -> Command {
+    /// `pip install`.
+    pub(crate) fn pip(&self, workspace: &Workspace) -> Command {
         self.program(workspace, "python").args([
             "-m",
             "pip",
@@ -153,7 +200,7 @@ fn wheel_in(folder: &Path) -> Result<PathBuf> {
 }
 
 /// A Python that can make an environment: the one that LASTREF_PYTHON names, or the first that will do.
-fn interpreter(workspace: &Workspace) -> Result<String> {
+pub(crate) fn interpreter(workspace: &Workspace) -> Result<String> {
     let named = std::env::var("LASTREF_PYTHON").ok();
     let candidates = match &named {
         Some(named) => vec![named.as_str()],

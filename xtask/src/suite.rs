@@ -8,6 +8,7 @@ use crate::command::{cargo, command};
 use crate::python::{Environment, Profile};
 use crate::rules;
 use crate::steps::Steps;
+use crate::torch;
 use crate::traces;
 use crate::workspace::Workspace;
 
@@ -236,6 +237,7 @@ fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
             .stdout()?;
         demonstrated(workspace, &said)
     })?;
+    torch::test(workspace, steps)?;
     if command(workspace, "valgrind").args(["--version"]).works() {
         steps.step("valgrind on the first example", || valgrind(workspace))
     } else {

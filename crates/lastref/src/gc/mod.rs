@@ -81,6 +81,7 @@ use self::trigger::TRIGGER;
 
 pub use self::bytes::device_bytes_freed_by;
 pub(crate) use self::bytes::{added, removed, set_capacity};
+pub use self::bytes::{foreign_bytes_freed, foreign_bytes_in_use, set_foreign_capacity};
 pub use self::explain::{Cycle, find_cycle};
 pub use self::object::Object;
 pub use self::ptr::Gc;
@@ -200,13 +201,16 @@ fn run(
     notify(Phase::Start, &report);
     let mut foreign_objects = 0;
     let (outcome, freed) = bytes::device_bytes_freed_by(|| {
-        if let Some(foreign) = foreign {
+        if let Some(foreign) = &foreign {
             header::run_named("foreign collector", || {
                 foreign_objects = foreign.collect(generation, reason);
             });
         }
         collect::run(trigger::effort(generation, reason))
     });
+    if let Some(foreign) = &foreign {
+        bytes::ask_for_foreign_bytes(&**foreign);
+    }
     if reason == Reason::Manual && generation > 0 {
         // What another run has found, this one could not.
         collect::wait_for_deaths(wait_bound());
@@ -377,8 +381,16 @@ pub fn without_waiting<R>(work: impl FnOnce() -> R) -> R {
 pub trait ForeignCollector: Send + Sync {
     /// Collects with no lock held, before cycles here are looked for, and returns how many objects
     /// it found to be unreachable. Automatic runs may be declined. The device bytes that it frees
-    /// are counted by the caller, as far as it frees them on this thread.
+    /// are counted by the caller, as far as it frees them on this thread; those of another
+    /// allocator it must tell by [`foreign_bytes_freed`].
     fn collect(&self, generation: u32, reason: Reason) -> u64;
+
+    /// The bytes in use on a device that another allocator serves and this crate does not count.
+    /// Asked after a run, with no lock held, for the devices that [`foreign_bytes_in_use`] was told
+    /// about.
+    fn device_bytes(&self, _device: u32) -> u64 {
+        0
+    }
 }
 
 global! {
@@ -392,6 +404,19 @@ pub fn set_foreign_collector(collector: Option<Arc<dyn ForeignCollector>>) {
     drop(before);
 }
 
+/// Runs `work` on the collector's thread before its next run, and waits for the result.
+///
+/// There a foreign collector's language runs code that must interrupt nobody's operation, as
+/// finalizers do. `None` if it was not done within `bound` (it is then not begun any more), if it
+/// panicked, or if this thread is itself collecting, which cannot wait for that thread. The caller
+/// holds nothing that the work or a collection may wait for.
+pub fn on_collector_thread<R: Send + 'static>(
+    bound: Duration,
+    work: impl FnOnce() -> R + Send + 'static,
+) -> Option<R> {
+    trigger::on_thread(bound, work)
+}
+
 fn has_foreign() -> bool {
     lock(&FOREIGN).is_some()
 }
@@ -402,6 +427,41 @@ fn run_with_foreign(generation: u32, reason: Reason) -> CollectionReport {
 }
 
 // ---- the rung ------------------------------------------------------------------------------------------
+
+/// What became of a collection before an out-of-memory error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum BeforeOutOfMemory {
+    /// It ran.
+    Ran {
+        /// The device bytes that it freed.
+        device_bytes_freed: u64,
+    },
+    /// It had not ended when [`wait_bound`] had passed.
+    TimedOut,
+    /// Not asked for: [`set_before_out_of_memory`] has switched it off, or the thread is inside
+    /// [`without_waiting`].
+    SwitchedOff,
+    /// Not asked for: the thread is itself collecting, so that a destructor or finalizer allocates.
+    Inside,
+}
+
+/// Has the collector's thread collect, and waits for it, as an allocation of this crate does before it
+/// fails: young first and then more, until `bytes_needed` bytes are free. For other allocators of
+/// device memory, which then try again. The caller holds no lock that a destructor may want.
+///
+/// ```
+/// use lastref::gc::{self, BeforeOutOfMemory};
+///
+/// let done = gc::collect_before_out_of_memory(1 << 20);
+/// assert_eq!(done, BeforeOutOfMemory::Ran { device_bytes_freed: 0 });
+/// ```
+pub fn collect_before_out_of_memory(bytes_needed: u64) -> BeforeOutOfMemory {
+    if !BEFORE_OOM.load(Ordering::Relaxed) || WITHOUT_WAITING.with(Cell::get) {
+        return BeforeOutOfMemory::SwitchedOff;
+    }
+    trigger::run_and_wait(bytes_needed, wait_bound())
+}
 
 /// The rung of the out-of-memory ladder that collects cycles: on the collector's thread, while the
 /// allocating thread waits, within a bound, with no lock of the allocator held.
@@ -418,10 +478,10 @@ impl crate::alloc::Reclaimer for CollectionRung {
     }
 
     fn reclaim(&self, request: &crate::alloc::ReclaimRequest) -> u64 {
-        if !BEFORE_OOM.load(Ordering::Relaxed) || WITHOUT_WAITING.with(Cell::get) {
-            return 0;
+        match collect_before_out_of_memory(request.bytes_needed) {
+            BeforeOutOfMemory::Ran { device_bytes_freed } => device_bytes_freed,
+            _ => 0,
         }
-        trigger::run_and_wait(request.bytes_needed, wait_bound())
     }
 }
 

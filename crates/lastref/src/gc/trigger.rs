@@ -13,8 +13,11 @@
 //!
 //! A run that frees little makes the next one wait longer; one that frees much, less long.
 
+use std::collections::VecDeque;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use super::BeforeOutOfMemory;
 use super::collect::{self, Effort};
 use super::header::CANDIDATES;
 use super::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, Ordering, global, lock, wait_timeout};
@@ -86,6 +89,8 @@ struct Requests {
     bytes_needed: u64,
     /// Bytes that the latest run freed.
     freed: u64,
+    /// Work that others want done on the thread, before its next run.
+    jobs: VecDeque<Box<dyn FnOnce() + Send>>,
 }
 
 global! {
@@ -138,11 +143,11 @@ pub(super) fn wake(reason: Reason) {
 }
 
 /// Asks for a thorough run and waits until one that began after the call has ended, frees included,
-/// but no longer than `bound`. Returns the bytes it freed; 0 at once on a thread that is itself
+/// but no longer than `bound`. Returns the bytes it freed. Does nothing on a thread that is itself
 /// collecting.
-pub(super) fn run_and_wait(bytes_needed: u64, bound: Duration) -> u64 {
+pub(super) fn run_and_wait(bytes_needed: u64, bound: Duration) -> BeforeOutOfMemory {
     if collect::is_collecting() {
-        return 0;
+        return BeforeOutOfMemory::Inside;
     }
     let until = Instant::now() + bound;
     let mut requests = lock(&TRIGGER.requests);
@@ -155,11 +160,39 @@ pub(super) fn run_and_wait(bytes_needed: u64, bound: Duration) -> u64 {
     while requests.ended < awaited {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return 0;
+            return BeforeOutOfMemory::TimedOut;
         }
         requests = wait_timeout(&TRIGGER.changed, requests, left);
     }
-    requests.freed
+    BeforeOutOfMemory::Ran {
+        device_bytes_freed: requests.freed,
+    }
+}
+
+/// Has `work` done by the thread, and waits for it.
+pub(super) fn on_thread<R: Send + 'static>(
+    bound: Duration,
+    work: impl FnOnce() -> R + Send + 'static,
+) -> Option<R> {
+    if collect::is_collecting() {
+        return None;
+    }
+    let (done, result) = mpsc::sync_channel(1);
+    let process = std::process::id();
+    let until = Instant::now() + bound;
+    let mut requests = lock(&TRIGGER.requests);
+    requests.jobs.push_back(Box::new(move || {
+        // Else nobody waits any more, or the one who does is in the process that this one was forked
+        // from.
+        if Instant::now() < until && std::process::id() == process {
+            let _ = done.send(work());
+        }
+    }));
+    start(&mut requests);
+    drop(requests);
+    TRIGGER.changed.notify_all();
+    // An error is also that `work` has panicked, and that the thread could not be started.
+    result.recv_timeout(bound).ok()
 }
 
 /// Starts the thread, unless this process has one.
@@ -182,6 +215,12 @@ fn thread_main() {
     let mut middle_runs = 0;
     let mut requests = lock(&TRIGGER.requests);
     loop {
+        if let Some(job) = requests.jobs.pop_front() {
+            drop(requests);
+            super::header::run_named("work for the collector's thread", job);
+            requests = lock(&TRIGGER.requests);
+            continue;
+        }
         let Some(reason) = requests.wanted.take() else {
             let waiting = CANDIDATES.num.load(Ordering::Relaxed) > 0
                 && TRIGGER.enabled.load(Ordering::Relaxed);
