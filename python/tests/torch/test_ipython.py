@@ -9,8 +9,8 @@ import pytest
 RunTorch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 START = """
-import os
-os.environ["IPYTHONDIR"] = os.environ.get("TMPDIR", "/tmp") + "/lastref-ipython"
+import os, tempfile
+os.environ["IPYTHONDIR"] = os.path.join(tempfile.gettempdir(), "lastref-ipython")
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 config = Config()
