@@ -15,7 +15,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ use lastref_snapshot::{Snapshot, TraceAction};
 use thiserror::Error;
 
 use crate::block::Block;
-use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, StreamId};
+use crate::device::{BlockObserver, Device, DeviceError, DevicePtr, DeviceResult, StreamId};
 use crate::error::{AllocError, InvalidFraction, OutOfMemoryError};
 use crate::heap::{MIN_BLOCK_BYTES, NodeId};
 use crate::ladder::{
@@ -169,6 +169,7 @@ impl<D: Device> CachingAllocator<D> {
         state.limit = options.memory_limit;
         state.history.set_max_entries(options.max_history_entries);
         let shared = Shared {
+            observer: device.block_observer(),
             device,
             state: Mutex::new(state),
             reclaimers: Mutex::new(Vec::new()),
@@ -199,10 +200,16 @@ impl<D: Device> CachingAllocator<D> {
     /// [`AllocError::OutOfMemory`] if the memory is full now and nothing helped,
     /// [`AllocError::TooLarge`] if it could never fit, [`AllocError::Device`] if the device
     /// failed otherwise or there is no such stream. Nothing is held in any of these cases.
+    #[track_caller]
     pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<Block<D>, AllocError> {
         let shared = &self.shared;
-        let block =
-            |node, ptr, rounded| Block::new(Arc::clone(shared), node, ptr, bytes, rounded, stream);
+        let at = Location::caller();
+        let block = |node: Option<NodeId>, ptr, rounded| {
+            if let (Some(observer), Some(_)) = (&shared.observer, node) {
+                observer.allocated(ptr, rounded, stream, at);
+            }
+            Block::new(Arc::clone(shared), node, ptr, bytes, rounded, stream)
+        };
         if bytes == 0 {
             return Ok(block(None, DevicePtr::NULL, 0));
         }
@@ -345,6 +352,14 @@ impl<D: Device> CachingAllocator<D> {
         Ok(())
     }
 
+    /// Gives freed memory to any stream at once from now on, which is wrong. For tests of what
+    /// finds races.
+    #[cfg(any(test, feature = "test-util"))]
+    #[doc(hidden)]
+    pub fn disable_clock_check(&self) {
+        lock(&self.shared.state).clocks.disable_check();
+    }
+
     /// Adds a reclaimer, to be called before an allocation fails.
     pub fn add_reclaimer(&self, reclaimer: Arc<dyn Reclaimer>) -> ReclaimerId {
         // Only uniqueness matters; the lock below orders the rest.
@@ -401,6 +416,8 @@ impl<D: Device> fmt::Debug for CachingAllocator<D> {
 /// What handles and blocks share.
 pub(crate) struct Shared<D: Device> {
     device: D,
+    /// The device's, if it wants to be told of blocks.
+    observer: Option<Arc<dyn BlockObserver>>,
     state: Mutex<State>,
     /// Sorted by level, then by age.
     reclaimers: Mutex<Vec<(ReclaimerId, Arc<dyn Reclaimer>)>>,
@@ -408,11 +425,31 @@ pub(crate) struct Shared<D: Device> {
 }
 
 impl<D: Device> Shared<D> {
-    pub(crate) fn free(&self, node: NodeId) {
+    pub(crate) fn free(&self, node: NodeId, ptr: DevicePtr, bytes: u64) {
+        if let Some(observer) = &self.observer {
+            for stream in observer.freed(ptr, bytes) {
+                // Fails for a stream that is gone. The observer has reported it; the caller of a
+                // free can be told nothing.
+                let _ = self.record_use(node, stream);
+            }
+        }
         lock(&self.state).free(node);
     }
 
-    pub(crate) fn record_stream(&self, node: NodeId, stream: StreamId) -> DeviceResult<()> {
+    pub(crate) fn record_stream(
+        &self,
+        node: NodeId,
+        ptr: DevicePtr,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        self.record_use(node, stream)?;
+        if let Some(observer) = &self.observer {
+            observer.stream_recorded(ptr, stream);
+        }
+        Ok(())
+    }
+
+    fn record_use(&self, node: NodeId, stream: StreamId) -> DeviceResult<()> {
         let mut state = lock(&self.state);
         let slot = state.clocks.slot(&self.device, stream)?;
         let block = state.heap.node_mut(node);

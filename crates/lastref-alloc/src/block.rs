@@ -87,7 +87,7 @@ impl<D: Device> Block<D> {
     /// stream.
     pub fn record_stream(&self, stream: StreamId) -> DeviceResult<()> {
         match self.node {
-            Some(node) => self.shared.record_stream(node, stream),
+            Some(node) => self.shared.record_stream(node, self.ptr, stream),
             None => Ok(()),
         }
     }
@@ -96,7 +96,7 @@ impl<D: Device> Block<D> {
 impl<D: Device> Drop for Block<D> {
     fn drop(&mut self) {
         if let Some(node) = self.node {
-            self.shared.free(node);
+            self.shared.free(node, self.ptr, self.bytes);
         }
     }
 }

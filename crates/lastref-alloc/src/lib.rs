@@ -50,8 +50,8 @@ mod sync;
 pub use allocator::{AllocatorOptions, Backing, CachingAllocator, CheckLevel, InvariantViolation};
 pub use block::Block;
 pub use device::{
-    Device, DeviceError, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult, EventId, Extent2d,
-    FillValue, MemoryInfo, PageId, StreamId,
+    BlockObserver, Device, DeviceError, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult,
+    EventId, Extent2d, FillValue, MemoryInfo, PageId, StreamId,
 };
 pub use error::{AllocError, Bytes, InvalidFraction, OutOfMemoryError};
 pub use ladder::{ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId};

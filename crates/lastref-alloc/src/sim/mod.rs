@@ -28,6 +28,16 @@
 //! work is therefore found even where something else has taken its place. Such work is skipped and
 //! reported by [`SimDevice::errors`]; it never touches memory it has no right to.
 //!
+//! # Races
+//!
+//! With [`SimOptions::find_races`], every use of memory is checked against the earlier uses of the
+//! same bytes: two that no event, wait or synchronisation puts in order are a [`Race`], whatever
+//! order they ran in, and so is memory that an allocator on top hands out too early, a block freed
+//! while a stream that was not recorded uses it, and memory unmapped under work.
+//! [`SimDevice::races`] has the reports, with both sites and the cure. Kernels take part through
+//! [`SimDevice::launch`], which says what they read and write. [`SimDevice::read_bytes`] and
+//! [`SimDevice::write_bytes`] look from outside and take no part.
+//!
 //! # Locks
 //!
 //! One lock for all devices of a [group](SimDevice::group). No other lock is taken, and no code of
@@ -53,22 +63,25 @@
 
 mod calls;
 mod memory;
+mod races;
 mod world;
 
 use std::ops::{Deref, DerefMut};
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Instant;
 
 pub use calls::{Call, Cost, Fault, LatencyTable};
-pub use world::SimCounters;
+pub use races::{BlockSite, MemoryUse, Race};
+pub use world::{KernelUse, SimCounters};
 
 use crate::device::{
-    Device, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult, EventId, Extent2d, FillValue,
-    MemoryInfo, PageId, StreamId,
+    BlockObserver, Device, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult, EventId,
+    Extent2d, FillValue, MemoryInfo, PageId, StreamId,
 };
 use crate::sync::{Mutex, MutexGuard, lock};
 use memory::{Memory, PAGE_BYTES};
-use world::{DeviceState, Rng, World};
+use world::{Asked, DeviceState, Rng, World};
 
 /// How a [`SimDevice`] is made.
 #[derive(Clone, Debug)]
@@ -87,6 +100,8 @@ pub struct SimOptions {
     /// The most pieces of pending work that a call lets run before its own. With 0, work runs only
     /// when something waits for it or in [`SimDevice::step`]; polling an event then never ends.
     pub max_ops_per_step: u32,
+    /// Whether races are looked for. One device of a group that asks for it asks for all.
+    pub find_races: bool,
 }
 
 impl SimOptions {
@@ -101,6 +116,7 @@ impl SimOptions {
             latencies: LatencyTable::default(),
             name: None,
             max_ops_per_step: 2,
+            find_races: false,
         }
     }
 
@@ -138,6 +154,14 @@ impl SimOptions {
         self.max_ops_per_step = max_ops_per_step;
         self
     }
+
+    /// With or without looking for [races](self#races). It costs a few microseconds for each piece
+    /// of work; off, the default, it costs nothing.
+    #[must_use]
+    pub fn with_races(mut self, find_races: bool) -> Self {
+        self.find_races = find_races;
+        self
+    }
 }
 
 /// A simulated device. See the [module](self).
@@ -152,6 +176,7 @@ struct Handle {
     world: Arc<Mutex<World>>,
     device: usize,
     properties: DeviceProperties,
+    find_races: bool,
 }
 
 /// A device call in progress: the world, locked, and the time since it began.
@@ -212,6 +237,7 @@ impl SimDevice {
     /// size.
     pub fn group(options: Vec<SimOptions>) -> DeviceResult<Vec<Self>> {
         let mut seed = Rng(0);
+        let find_races = options.iter().any(|options| options.find_races);
         let mut states = Vec::with_capacity(options.len());
         let mut properties = Vec::with_capacity(options.len());
         for (index, options) in (0..).zip(options) {
@@ -229,7 +255,7 @@ impl SimDevice {
                 options.max_ops_per_step,
             ));
         }
-        let world = Arc::new(Mutex::new(World::new(states, seed.next())));
+        let world = Arc::new(Mutex::new(World::new(states, seed.next(), find_races)));
         Ok(properties
             .into_iter()
             .enumerate()
@@ -238,6 +264,7 @@ impl SimDevice {
                     world: Arc::clone(&world),
                     device,
                     properties,
+                    find_races,
                 }))
             })
             .collect())
@@ -318,6 +345,75 @@ impl SimDevice {
         self.with_state(|state| state.errors.clone())
     }
 
+    /// Runs a kernel on `stream` for `microseconds` of device time, which uses memory as `uses` say
+    /// and computes nothing. `name` is for reports. Not a call of [`Device`]: it is not counted and
+    /// fails on no demand.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if a range is not
+    /// memory of this device or there is no such stream.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lastref_alloc::sim::{KernelUse, SimDevice, SimOptions};
+    /// use lastref_alloc::{CachingAllocator, Device, StreamId};
+    ///
+    /// let device = SimDevice::new(SimOptions::new(1 << 30).with_races(true))?;
+    /// let side = device.create_stream(0)?;
+    /// let allocator = CachingAllocator::new(device.clone());
+    /// let block = allocator.alloc(64 << 20, StreamId::DEFAULT)?;
+    /// device.launch("matmul", &[KernelUse::read(block.ptr(), 64 << 20)], 10.0, side)?;
+    /// drop(block); // the side stream still reads it
+    ///
+    /// let races = device.races();
+    /// assert_eq!(races.len(), 1);
+    /// assert!(races[0].to_string().contains("freed without record_stream"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[track_caller]
+    pub fn launch(
+        &self,
+        name: &'static str,
+        uses: &[KernelUse],
+        microseconds: f64,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        let asked = Asked {
+            call: name,
+            at: Location::caller(),
+        };
+        let on = (self.0.device, stream);
+        lock(&self.0.world).launch(on, asked, uses, microseconds)
+    }
+
+    /// The races found so far in the whole group, in the order in which they were found; the first
+    /// 1000 (see [`races_left_out`](Self::races_left_out)). Empty unless
+    /// [`SimOptions::find_races`] is set.
+    #[must_use]
+    pub fn races(&self) -> Vec<Race> {
+        let world = lock(&self.0.world);
+        world
+            .races
+            .as_ref()
+            .map_or_else(Vec::new, |races| races.found().to_vec())
+    }
+
+    /// How many races were found beyond those that [`races`](Self::races) returns.
+    #[must_use]
+    pub fn races_left_out(&self) -> u64 {
+        let world = lock(&self.0.world);
+        world.races.as_ref().map_or(0, |races| races.left_out())
+    }
+
+    /// Forgets the races found so far.
+    pub fn clear_races(&self) {
+        if let Some(races) = &mut lock(&self.0.world).races {
+            races.clear();
+        }
+    }
+
     /// Host memory behind the device's pages, in bytes. Segments are not in it.
     #[must_use]
     pub fn host_page_bytes(&self) -> u64 {
@@ -349,11 +445,55 @@ impl SimDevice {
     }
 }
 
+/// Tells the race detector of an allocator's blocks.
+#[derive(Debug)]
+struct Blocks(SimDevice);
+
+impl BlockObserver for Blocks {
+    fn allocated(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        stream: StreamId,
+        at: &'static Location<'static>,
+    ) {
+        let world = &mut *lock(&self.0.0.world);
+        let device = self.0.0.device;
+        let places = world.devices[device].memory.places(ptr, bytes);
+        if let Some(races) = &mut world.races {
+            races.allocated((device, stream), ptr, bytes, at, &places);
+        }
+    }
+
+    fn stream_recorded(&self, ptr: DevicePtr, stream: StreamId) {
+        if let Some(races) = &mut lock(&self.0.0.world).races {
+            races.stream_recorded(self.0.0.device, ptr, stream);
+        }
+    }
+
+    fn freed(&self, ptr: DevicePtr, bytes: u64) -> Vec<StreamId> {
+        let world = &mut *lock(&self.0.0.world);
+        let device = self.0.0.device;
+        let places = world.devices[device].memory.places(ptr, bytes);
+        let races = world.races.as_mut();
+        races.map_or_else(Vec::new, |races| races.freed(device, ptr, &places))
+    }
+}
+
 fn device_name(name: Option<String>) -> String {
     match name {
         None => "lastref simulated GPU".to_owned(),
         Some(name) if name.to_lowercase().contains("simulated") => name,
         Some(name) => format!("{name} (simulated)"),
+    }
+}
+
+/// A call, and the caller of the function that this is called in.
+#[track_caller]
+const fn asked(call: Call) -> Asked {
+    Asked {
+        call: call.name(),
+        at: Location::caller(),
     }
 }
 
@@ -373,6 +513,13 @@ fn one_row(bytes: u64) -> Extent2d {
 unsafe impl Device for SimDevice {
     fn properties(&self) -> &DeviceProperties {
         &self.0.properties
+    }
+
+    fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {
+        self.0.find_races.then(|| {
+            let observer: Arc<dyn BlockObserver> = Arc::new(Blocks(self.clone()));
+            observer
+        })
     }
 
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {
@@ -396,6 +543,7 @@ unsafe impl Device for SimDevice {
         let mut entered = self.enter(Call::FreeSegment, 0)?;
         entered.memory().check_segment(ptr)?;
         entered.finish_device(self.0.device);
+        entered.note_freeing_segment(self.0.device, ptr);
         entered.memory().free_segment(ptr)
     }
 
@@ -418,7 +566,7 @@ unsafe impl Device for SimDevice {
 
     fn destroy_page(&self, page: PageId) -> DeviceResult<()> {
         let mut entered = self.enter(Call::DestroyPage, PAGE_BYTES)?;
-        entered.memory().destroy_page(page)
+        entered.destroy_page(self.0.device, page)
     }
 
     fn map_page(&self, ptr: DevicePtr, page: PageId) -> DeviceResult<()> {
@@ -434,6 +582,7 @@ unsafe impl Device for SimDevice {
 
     fn unmap_page(&self, ptr: DevicePtr) -> DeviceResult<()> {
         let mut entered = self.enter(Call::UnmapPage, PAGE_BYTES)?;
+        entered.note_unmapping(self.0.device, ptr);
         entered.memory().unmap_page(ptr)
     }
 
@@ -453,9 +602,8 @@ unsafe impl Device for SimDevice {
     }
 
     fn synchronize_stream(&self, stream: StreamId) -> DeviceResult<()> {
-        let call = Call::SynchronizeStream;
-        let mut entered = self.enter(call, 0)?;
-        entered.synchronize_stream(self.0.device, call, stream)
+        let mut entered = self.enter(Call::SynchronizeStream, 0)?;
+        entered.synchronize_stream(self.0.device, stream)
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
@@ -501,12 +649,12 @@ unsafe impl Device for SimDevice {
 
     fn copy_from_host(&self, dst: DevicePtr, src: &[u8], stream: StreamId) -> DeviceResult<()> {
         let mut entered = self.enter(Call::CopyFromHost, src.len() as u64)?;
-        entered.copy_from_host(self.0.device, dst, src, stream)
+        entered.copy_from_host(self.0.device, dst, src, stream, Location::caller())
     }
 
     fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> DeviceResult<()> {
         let mut entered = self.enter(Call::CopyToHost, dst.len() as u64)?;
-        entered.copy_to_host(self.0.device, dst, src, stream)
+        entered.copy_to_host(self.0.device, dst, src, stream, Location::caller())
     }
 
     fn copy(
@@ -519,7 +667,7 @@ unsafe impl Device for SimDevice {
         let device = self.0.device;
         let mut entered = self.enter(Call::Copy, bytes)?;
         let on = (device, stream);
-        entered.copy_rows(on, Call::Copy, dst, device, src, one_row(bytes))
+        entered.copy_rows(on, asked(Call::Copy), dst, device, src, one_row(bytes))
     }
 
     fn copy_2d(
@@ -532,7 +680,8 @@ unsafe impl Device for SimDevice {
         let device = self.0.device;
         let bytes = extent.width_bytes.saturating_mul(extent.height);
         let mut entered = self.enter(Call::Copy2d, bytes)?;
-        entered.copy_rows((device, stream), Call::Copy2d, dst, device, src, extent)
+        let asked = asked(Call::Copy2d);
+        entered.copy_rows((device, stream), asked, dst, device, src, extent)
     }
 
     fn copy_from_peer(
@@ -546,7 +695,14 @@ unsafe impl Device for SimDevice {
         let mut entered = self.enter(Call::CopyFromPeer, bytes)?;
         let on = (self.0.device, stream);
         let from = peer.0 as usize;
-        entered.copy_rows(on, Call::CopyFromPeer, dst, from, src, one_row(bytes))
+        entered.copy_rows(
+            on,
+            asked(Call::CopyFromPeer),
+            dst,
+            from,
+            src,
+            one_row(bytes),
+        )
     }
 
     fn fill(
@@ -565,7 +721,7 @@ unsafe impl Device for SimDevice {
         })?;
         entered.fill_rows(
             (self.0.device, stream),
-            Call::Fill,
+            asked(Call::Fill),
             dst,
             value,
             one_row(bytes),
@@ -581,6 +737,7 @@ unsafe impl Device for SimDevice {
     ) -> DeviceResult<()> {
         let bytes = extent.width_bytes.saturating_mul(extent.height);
         let mut entered = self.enter(Call::Fill2d, bytes)?;
-        entered.fill_rows((self.0.device, stream), Call::Fill2d, dst, value, extent)
+        let on = (self.0.device, stream);
+        entered.fill_rows(on, asked(Call::Fill2d), dst, value, extent)
     }
 }

@@ -26,11 +26,15 @@
 //! nothing pending and can run, and no call waits for another thread while it holds the lock.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 
 use super::calls::{Call, Cost, Fault, LatencyTable, PerCall};
 use super::memory::{Memory, invalid};
-use crate::device::{DeviceError, DevicePtr, DeviceResult, EventId, Extent2d, FillValue, StreamId};
+use super::races::{Clock, Races, Touched};
+use crate::device::{
+    DeviceError, DevicePtr, DeviceResult, EventId, Extent2d, FillValue, PageId, StreamId,
+};
 
 /// `splitmix64`, small and good enough to choose what runs next.
 #[derive(Debug)]
@@ -61,6 +65,8 @@ struct Record {
     stream: StreamKey,
     /// When it finished, in microseconds of device time.
     finished: OnceLock<f64>,
+    /// What it stands for, where races are looked for.
+    stands_for: Option<Clock>,
 }
 
 impl Record {
@@ -99,11 +105,46 @@ enum Work {
         late: u32,
     },
     Wait(Arc<Record>),
+    Kernel {
+        uses: Box<[KernelUse]>,
+        microseconds: f64,
+    },
+}
+
+/// Memory that a [launched](super::SimDevice::launch) kernel uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KernelUse {
+    pub(super) ptr: DevicePtr,
+    pub(super) bytes: u64,
+    pub(super) writes: bool,
+}
+
+impl KernelUse {
+    /// It reads `bytes` bytes from `ptr`.
+    #[must_use]
+    pub const fn read(ptr: DevicePtr, bytes: u64) -> Self {
+        let writes = false;
+        Self { ptr, bytes, writes }
+    }
+
+    /// It writes, or reads and writes, `bytes` bytes from `ptr`.
+    #[must_use]
+    pub const fn write(ptr: DevicePtr, bytes: u64) -> Self {
+        let writes = true;
+        Self { ptr, bytes, writes }
+    }
+}
+
+/// Who asks for work, for reports.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) call: &'static str,
+    pub(super) at: &'static Location<'static>,
 }
 
 #[derive(Debug)]
 struct Queued {
-    call: Call,
+    call: &'static str,
     work: Work,
     /// When it was submitted, on the clock that also stamps mappings.
     stamp: u64,
@@ -116,7 +157,9 @@ impl Queued {
         match &self.work {
             Work::Wait(record) => record.is_finished(),
             Work::Record { late, .. } => *late == 0,
-            Work::Write { .. } | Work::Copy { .. } | Work::Fill { .. } => true,
+            Work::Write { .. } | Work::Copy { .. } | Work::Fill { .. } | Work::Kernel { .. } => {
+                true
+            }
         }
     }
 }
@@ -235,7 +278,7 @@ impl DeviceState {
     }
 
     /// The stream a call names.
-    fn stream(&mut self, call: Call, id: StreamId) -> DeviceResult<&mut Stream> {
+    fn stream(&mut self, call: &'static str, id: StreamId) -> DeviceResult<&mut Stream> {
         self.streams
             .get_mut(&id)
             .filter(|stream| !stream.destroyed)
@@ -255,10 +298,12 @@ pub(super) struct World {
     /// Host time in microseconds: what calls have cost, and what waiting has been seen to take.
     now: f64,
     pending: usize,
+    /// `None` where nobody asked for it.
+    pub(super) races: Option<Box<Races>>,
 }
 
 impl World {
-    pub(super) fn new(devices: Vec<DeviceState>, seed: u64) -> Self {
+    pub(super) fn new(devices: Vec<DeviceState>, seed: u64, find_races: bool) -> Self {
         Self {
             devices,
             events: BTreeMap::new(),
@@ -268,6 +313,7 @@ impl World {
             stamp: 0,
             now: 0.0,
             pending: 0,
+            races: find_races.then(|| Box::new(Races::new())),
         }
     }
 
@@ -376,6 +422,9 @@ impl World {
                 self.run_head(needed);
             }
         }
+        if let Some(races) = &mut self.races {
+            races.host_saw_stream(stream);
+        }
         if let Some(stream) = self.devices[stream.0].streams.get(&stream.1) {
             self.now = self.now.max(stream.clock);
         }
@@ -397,6 +446,9 @@ impl World {
                 self.run_head(needed);
             }
             self.pass_time(device);
+        }
+        if let Some(races) = &mut self.races {
+            races.host_saw_device(device);
         }
         let clocks = self.devices[device].streams.values().map(|s| s.clock);
         self.now = clocks.fold(self.now, f64::max);
@@ -470,6 +522,12 @@ impl World {
                 let done = target.copy(dst, source, src, extent, stamp);
                 done.map(|()| work_cost(cost, extent))
             }
+            Work::Kernel { uses, microseconds } => {
+                let memory = &state.memory;
+                let mut uses = uses.iter();
+                let checked = uses.try_for_each(|used| memory.check(used.ptr, used.bytes, stamp));
+                checked.map(|()| microseconds)
+            }
         };
         let state = &mut self.devices[device];
         match outcome {
@@ -479,7 +537,7 @@ impl World {
                 }
             }
             Err(reason) => {
-                let call = queued.call.name();
+                let call = queued.call;
                 state
                     .errors
                     .push(format!("{call} on stream {id}: {reason}"));
@@ -491,8 +549,47 @@ impl World {
         }
     }
 
+    /// Tells the race detector, if there is one, of memory that work on `stream` uses: device,
+    /// address, rows, pitch, and whether it writes.
+    fn note_uses(
+        &mut self,
+        stream: StreamKey,
+        asked: Asked,
+        uses: &[(usize, DevicePtr, Extent2d, u64, bool)],
+    ) {
+        let Some(races) = &mut self.races else {
+            return;
+        };
+        let mut touched = Vec::new();
+        for &(device, ptr, extent, pitch, writes) in uses {
+            // Rows without gaps are one range.
+            let (rows, bytes) = if pitch == extent.width_bytes {
+                (1, extent.width_bytes.saturating_mul(extent.height))
+            } else {
+                (extent.height, extent.width_bytes)
+            };
+            for row in 0..rows {
+                let ptr = ptr.offset(row * pitch);
+                let places = self.devices[device].memory.places(ptr, bytes);
+                touched.push(Touched {
+                    device,
+                    ptr,
+                    bytes,
+                    writes,
+                    places,
+                });
+            }
+        }
+        races.used(stream, asked.call, asked.at, touched);
+    }
+
     /// Queues work on a stream.
-    fn submit(&mut self, (device, id): StreamKey, call: Call, work: Work) -> DeviceResult<()> {
+    fn submit(
+        &mut self,
+        (device, id): StreamKey,
+        call: &'static str,
+        work: Work,
+    ) -> DeviceResult<()> {
         let stamp = self.tick();
         let not_before = self.now;
         let stream = self.devices[device].stream(call, id)?;
@@ -518,7 +615,7 @@ impl World {
     }
 
     pub(super) fn destroy_stream(&mut self, device: usize, id: StreamId) -> DeviceResult<()> {
-        let call = Call::DestroyStream;
+        let call = Call::DestroyStream.name();
         if id == StreamId::DEFAULT {
             return Err(invalid(call, "the default stream cannot be destroyed"));
         }
@@ -532,22 +629,20 @@ impl World {
     }
 
     pub(super) fn query_stream(&mut self, device: usize, id: StreamId) -> DeviceResult<bool> {
-        let stream = self.devices[device].stream(Call::QueryStream, id)?;
+        let stream = self.devices[device].stream(Call::QueryStream.name(), id)?;
         let done = stream.queue.is_empty();
         let clock = stream.clock;
         if done {
             self.now = self.now.max(clock);
+            if let Some(races) = &mut self.races {
+                races.host_saw_stream((device, id));
+            }
         }
         Ok(done)
     }
 
-    pub(super) fn synchronize_stream(
-        &mut self,
-        device: usize,
-        call: Call,
-        id: StreamId,
-    ) -> DeviceResult<()> {
-        self.devices[device].stream(call, id)?;
+    pub(super) fn synchronize_stream(&mut self, device: usize, id: StreamId) -> DeviceResult<()> {
+        self.devices[device].stream(Call::SynchronizeStream.name(), id)?;
         self.finish_stream(device, (device, id));
         Ok(())
     }
@@ -560,14 +655,14 @@ impl World {
         id
     }
 
-    fn event(&self, call: Call, id: EventId) -> DeviceResult<&Event> {
+    fn event(&self, call: &'static str, id: EventId) -> DeviceResult<&Event> {
         self.events
             .get(&id)
             .ok_or_else(|| invalid(call, format!("there is no event {}", id.0)))
     }
 
     /// An event of this very device.
-    fn own_event(&self, device: usize, call: Call, id: EventId) -> DeviceResult<&Event> {
+    fn own_event(&self, device: usize, call: &'static str, id: EventId) -> DeviceResult<&Event> {
         let event = self.event(call, id)?;
         if event.device == device {
             Ok(event)
@@ -578,7 +673,7 @@ impl World {
     }
 
     pub(super) fn destroy_event(&mut self, id: EventId) -> DeviceResult<()> {
-        self.event(Call::DestroyEvent, id)?;
+        self.event(Call::DestroyEvent.name(), id)?;
         self.events.remove(&id);
         Ok(())
     }
@@ -589,11 +684,14 @@ impl World {
         id: EventId,
         stream: StreamId,
     ) -> DeviceResult<()> {
-        let call = Call::RecordEvent;
+        let call = Call::RecordEvent.name();
         self.own_event(device, call, id)?;
+        self.devices[device].stream(call, stream)?;
+        let races = self.races.as_mut();
         let record = Arc::new(Record {
             stream: (device, stream),
             finished: OnceLock::new(),
+            stands_for: races.map(|races| races.recorded((device, stream))),
         });
         let work = Work::Record {
             record: Arc::clone(&record),
@@ -607,11 +705,12 @@ impl World {
     }
 
     pub(super) fn query_event(&mut self, id: EventId) -> DeviceResult<bool> {
-        let Some(record) = self.event(Call::QueryEvent, id)?.record.clone() else {
+        let Some(record) = self.event(Call::QueryEvent.name(), id)?.record.clone() else {
             return Ok(true);
         };
         if let Some(&finished) = record.finished.get() {
             self.now = self.now.max(finished);
+            self.host_saw(&record);
             return Ok(true);
         }
         let (device, stream) = record.stream;
@@ -625,13 +724,24 @@ impl World {
         Ok(false)
     }
 
+    fn host_saw(&mut self, record: &Record) {
+        if let (Some(races), Some(clock)) = (&mut self.races, &record.stands_for) {
+            races.host_saw(clock);
+        }
+    }
+
     pub(super) fn synchronize_event(&mut self, device: usize, id: EventId) -> DeviceResult<()> {
-        let Some(record) = self.event(Call::SynchronizeEvent, id)?.record.clone() else {
+        let Some(record) = self
+            .event(Call::SynchronizeEvent.name(), id)?
+            .record
+            .clone()
+        else {
             return Ok(());
         };
         loop {
             if let Some(&finished) = record.finished.get() {
                 self.now = self.now.max(finished);
+                self.host_saw(&record);
                 return Ok(());
             }
             self.pass_time(device);
@@ -649,10 +759,15 @@ impl World {
         stream: StreamId,
         id: EventId,
     ) -> DeviceResult<()> {
-        let call = Call::WaitEvent;
+        let call = Call::WaitEvent.name();
         self.devices[device].stream(call, stream)?;
         match self.event(call, id)?.record.clone() {
-            Some(record) => self.submit((device, stream), call, Work::Wait(record)),
+            Some(record) => {
+                if let (Some(races), Some(clock)) = (&mut self.races, &record.stands_for) {
+                    races.waits((device, stream), clock);
+                }
+                self.submit((device, stream), call, Work::Wait(record))
+            }
             None => Ok(()),
         }
     }
@@ -663,7 +778,7 @@ impl World {
         start: EventId,
         end: EventId,
     ) -> DeviceResult<f64> {
-        let call = Call::ElapsedMicroseconds;
+        let call = Call::ElapsedMicroseconds.name();
         let finished = |id: EventId| {
             let event = self.own_event(device, call, id)?;
             let record = event
@@ -678,7 +793,13 @@ impl World {
 
     // ---- moving bytes ---------------------------------------------------------------------
 
-    fn check(&self, device: usize, call: Call, ptr: DevicePtr, bytes: u64) -> DeviceResult<()> {
+    fn check(
+        &self,
+        device: usize,
+        call: &'static str,
+        ptr: DevicePtr,
+        bytes: u64,
+    ) -> DeviceResult<()> {
         let checked = self.devices[device].memory.check(ptr, bytes, u64::MAX);
         checked.map_err(|reason| invalid(call, reason))
     }
@@ -689,13 +810,18 @@ impl World {
         dst: DevicePtr,
         src: &[u8],
         stream: StreamId,
+        at: &'static Location<'static>,
     ) -> DeviceResult<()> {
-        let call = Call::CopyFromHost;
+        let call = Call::CopyFromHost.name();
         self.devices[device].stream(call, stream)?;
         self.check(device, call, dst, src.len() as u64)?;
         if src.is_empty() {
             return Ok(());
         }
+        let row = super::one_row(src.len() as u64);
+        let asked = Asked { call, at };
+        let uses = [(device, dst, row, row.dst_pitch, true)];
+        self.note_uses((device, stream), asked, &uses);
         let bytes = Box::from(src);
         self.submit((device, stream), call, Work::Write { dst, bytes })
     }
@@ -706,10 +832,17 @@ impl World {
         dst: &mut [u8],
         src: DevicePtr,
         stream: StreamId,
+        at: &'static Location<'static>,
     ) -> DeviceResult<()> {
-        let call = Call::CopyToHost;
+        let call = Call::CopyToHost.name();
         self.devices[device].stream(call, stream)?;
         self.check(device, call, src, dst.len() as u64)?;
+        if !dst.is_empty() {
+            let row = super::one_row(dst.len() as u64);
+            let asked = Asked { call, at };
+            let uses = [(device, src, row, row.src_pitch, false)];
+            self.note_uses((device, stream), asked, &uses);
+        }
         self.finish_stream(device, (device, stream));
         let state = &mut self.devices[device];
         let read = state.memory.read(dst, src, u64::MAX);
@@ -726,12 +859,13 @@ impl World {
     pub(super) fn copy_rows(
         &mut self,
         (device, stream): StreamKey,
-        call: Call,
+        asked: Asked,
         dst: DevicePtr,
         from: usize,
         src: DevicePtr,
         extent: Extent2d,
     ) -> DeviceResult<()> {
+        let call = asked.call;
         self.devices[device].stream(call, stream)?;
         if from >= self.devices.len() {
             let reason = format!("there is no device {from}, only {}", self.devices.len());
@@ -748,6 +882,11 @@ impl World {
             let reason = format!("{to_span} bytes at {dst} and {from_span} at {src} overlap");
             return Err(invalid(call, reason));
         }
+        let uses = [
+            (from, src, extent, extent.src_pitch, false),
+            (device, dst, extent, extent.dst_pitch, true),
+        ];
+        self.note_uses((device, stream), asked, &uses);
         let work = Work::Copy {
             dst,
             from,
@@ -761,11 +900,12 @@ impl World {
     pub(super) fn fill_rows(
         &mut self,
         (device, stream): StreamKey,
-        call: Call,
+        asked: Asked,
         dst: DevicePtr,
         value: FillValue,
         extent: Extent2d,
     ) -> DeviceResult<()> {
+        let call = asked.call;
         self.devices[device].stream(call, stream)?;
         let size = value.bytes();
         let multiples = [
@@ -793,7 +933,64 @@ impl World {
         if bytes == 0 {
             return Ok(());
         }
+        let uses = [(device, dst, extent, extent.dst_pitch, true)];
+        self.note_uses((device, stream), asked, &uses);
         self.submit((device, stream), call, Work::Fill { dst, value, extent })
+    }
+
+    /// Queues a kernel.
+    pub(super) fn launch(
+        &mut self,
+        (device, stream): StreamKey,
+        asked: Asked,
+        uses: &[KernelUse],
+        microseconds: f64,
+    ) -> DeviceResult<()> {
+        self.devices[device].stream(asked.call, stream)?;
+        self.pass_time(device);
+        for used in uses {
+            self.check(device, asked.call, used.ptr, used.bytes)?;
+        }
+        let noted: Vec<_> = uses
+            .iter()
+            .filter(|used| used.bytes > 0)
+            .map(|used| {
+                let row = super::one_row(used.bytes);
+                (device, used.ptr, row, row.dst_pitch, used.writes)
+            })
+            .collect();
+        self.note_uses((device, stream), asked, &noted);
+        let uses = Box::from(uses);
+        let work = Work::Kernel { uses, microseconds };
+        self.submit((device, stream), asked.call, work)
+    }
+
+    // ---- taking memory away, and blocks on it, for the race detector -------------------------
+
+    pub(super) fn note_unmapping(&mut self, device: usize, ptr: DevicePtr) {
+        let memory = &self.devices[device].memory;
+        if let Some(races) = &mut self.races {
+            let places = memory.places(ptr, super::memory::PAGE_BYTES);
+            races.taken_away(device, Call::UnmapPage.name(), &places);
+        }
+    }
+
+    pub(super) fn destroy_page(&mut self, device: usize, page: PageId) -> DeviceResult<()> {
+        let memory = &mut self.devices[device].memory;
+        let place = memory.place_of_page(page);
+        memory.destroy_page(page)?;
+        if let (Some(races), Some(place)) = (&mut self.races, place) {
+            races.forget(device, &place);
+        }
+        Ok(())
+    }
+
+    pub(super) fn note_freeing_segment(&mut self, device: usize, ptr: DevicePtr) {
+        let place = self.devices[device].memory.place_of_segment(ptr);
+        if let (Some(races), Some(place)) = (&mut self.races, place) {
+            races.taken_away(device, Call::FreeSegment.name(), &[place]);
+            races.forget(device, &place);
+        }
     }
 }
 
@@ -802,7 +999,7 @@ fn work_cost(cost: Cost, extent: Extent2d) -> f64 {
 }
 
 /// [`span`](super::memory::span) for a call's arguments.
-fn row_span(call: Call, extent: Extent2d, pitch: u64) -> DeviceResult<u64> {
+fn row_span(call: &'static str, extent: Extent2d, pitch: u64) -> DeviceResult<u64> {
     if extent.height > 1 && pitch < extent.width_bytes {
         let reason = format!(
             "pitch {pitch} is less than the width, {}",
