@@ -263,3 +263,24 @@ def set_per_process_memory_fraction(fraction: float, device: _DeviceLike = None)
 def get_per_process_memory_fraction(device: _DeviceLike = None) -> float:
     """The fraction of the device's memory that this process may hold; 1 where none was set."""
     return _lastref.cuda_get_per_process_memory_fraction(device)
+
+
+def _set_allocator_settings(settings: str) -> None:
+    """Changes settings of the allocators of all devices; those that are not named stay as they are.
+
+    ``settings`` is ``key:value,key:value``, as in the environment variable ``LASTREF_ALLOC_CONF``,
+    which is read once when the first device is used. The keys, as in PyTorch where the meaning is the
+    same:
+
+    * ``expandable_segments`` (``True``, the default, or ``False``): only in ``LASTREF_ALLOC_CONF``.
+    * ``per_process_memory_fraction`` (0 to 1): as `set_per_process_memory_fraction`.
+    * ``memory_limit_mb`` (MiB): the same as a size.
+    * ``history_entries``: how many allocations and frees `memory_snapshot` shows; 0, the default, for
+      none.
+
+    Raises:
+        ValueError: A key that is unknown (the text lists the valid ones), a value that does not fit, or
+            two keys that contradict each other.
+        RuntimeError: The setting cannot change any more.
+    """
+    _lastref.cuda_set_allocator_settings(settings)

@@ -306,6 +306,16 @@ pub(crate) fn cuda_get_per_process_memory_fraction(device: CudaIndex) -> Outcome
 }
 
 #[pyfunction]
+pub(crate) fn cuda_set_allocator_settings(settings: &str) -> Outcome {
+    // As for `sim_enable`.
+    if let Err(error) = settings.parse::<lastref::alloc::AllocatorOptions>() {
+        let text = format!("_set_allocator_settings: {error}");
+        return Err(Failure::Python(PyValueError::new_err(text)));
+    }
+    Ok(cuda::set_allocator_settings(settings)?)
+}
+
+#[pyfunction]
 pub(crate) fn sim_enable(spec: &str) -> Outcome {
     // A text that is no spec is the caller's mistake; that it comes too late is not in the text.
     if let Err(error) = spec.parse::<sim::Spec>() {

@@ -184,3 +184,20 @@ def test_snapshot() -> None:
         assert segment["segment_type"] in ("small", "large")
         assert sum(b["size"] for b in segment["blocks"]) == segment["total_size"]
     assert cuda.memory_snapshot(1) == []
+
+
+def test_set_allocator_settings() -> None:
+    change = lastref.cuda._set_allocator_settings
+    change("per_process_memory_fraction:0.5")
+    try:
+        assert lastref.cuda.get_per_process_memory_fraction() == 0.5
+        change("history_entries:10")
+        assert lastref.cuda.get_per_process_memory_fraction() == 0.5
+        for wrong in ("nonsense:1", "expandable_segments:true", "history_entries:-1", "x"):
+            with pytest.raises(ValueError, match="valid are|takes "):
+                change(wrong)
+        with pytest.raises(RuntimeError, match="cannot change"):
+            change("expandable_segments:False")
+    finally:
+        change("per_process_memory_fraction:1,history_entries:0")
+    assert lastref.cuda.get_per_process_memory_fraction() == 1

@@ -29,6 +29,7 @@ use crate::heap::{MIN_BLOCK_BYTES, NodeId};
 use crate::ladder::{
     ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungOutcome, RungReport,
 };
+use crate::options::{AllocatorOptions, Backing, InvalidOption, Limit};
 use crate::state::{Miss, POOLS, Request, State};
 use crate::stats::MemoryStats;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local};
@@ -43,63 +44,6 @@ thread_local! {
         reason = "loom's macro of this name knows no const initializer"
     )]
     static RECLAIMING: Cell<bool> = Cell::new(false);
-}
-
-/// Where a device's memory comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-#[non_exhaustive]
-pub enum Backing {
-    /// Virtual memory where the device has it, segments otherwise.
-    #[default]
-    Auto,
-    /// Segments, also where the device has virtual memory.
-    Segments,
-}
-
-/// How an allocator is set up.
-///
-/// # Examples
-///
-/// ```
-/// use lastref_alloc::{AllocatorOptions, Backing};
-///
-/// let options = AllocatorOptions::new().with_backing(Backing::Segments).with_history(10_000);
-/// # let _ = options;
-/// ```
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct AllocatorOptions {
-    backing: Backing,
-    max_history_entries: usize,
-    memory_limit: Option<u64>,
-}
-
-impl AllocatorOptions {
-    /// The defaults: virtual memory where there is some, no limit, no history.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Chooses where memory comes from.
-    #[must_use]
-    pub const fn with_backing(mut self, backing: Backing) -> Self {
-        self.backing = backing;
-        self
-    }
-
-    /// Keeps the latest `max_entries` entries of history. 0, the default, keeps none.
-    #[must_use]
-    pub const fn with_history(mut self, max_entries: usize) -> Self {
-        self.max_history_entries = max_entries;
-        self
-    }
-
-    /// Sets the most bytes that may be obtained from the device.
-    #[must_use]
-    pub const fn with_memory_limit(mut self, bytes: u64) -> Self {
-        self.memory_limit = Some(bytes);
-        self
-    }
 }
 
 /// How thoroughly [`CachingAllocator::check_invariants`] looks.
@@ -161,13 +105,12 @@ impl<D: Device> CachingAllocator<D> {
     #[must_use]
     pub fn with_options(device: D, options: &AllocatorOptions) -> Self {
         let properties = device.properties();
-        let page_bytes = match options.backing {
+        let page_bytes = match options.backing.unwrap_or_default() {
             Backing::Auto => properties.page_bytes,
             Backing::Segments => None,
         };
         let mut state = State::new(page_bytes, properties.total_bytes);
-        state.limit = options.memory_limit;
-        state.history.set_max_entries(options.max_history_entries);
+        state.set_options(options);
         let shared = Shared {
             observer: device.block_observer(),
             device,
@@ -275,18 +218,44 @@ impl<D: Device> CachingAllocator<D> {
     ///
     /// [`InvalidFraction`] unless it is a number from 0 to 1.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), InvalidFraction> {
-        if !(0.0..=1.0).contains(&fraction) {
-            return Err(InvalidFraction(fraction));
-        }
         let total = self.shared.device.properties().total_bytes;
-        #[expect(
-            clippy::cast_precision_loss,
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a fraction of a device to within a few bytes; it is not negative"
-        )]
-        let limit = (total as f64 * fraction) as u64;
-        self.set_memory_limit((fraction < 1.0).then_some(limit));
+        self.set_memory_limit(Limit::fraction(fraction)?.bytes(total));
+        Ok(())
+    }
+
+    /// Changes what `options` set and leaves the rest as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`], and nothing is changed, if they set the backing to another than the one
+    /// in use.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lastref_alloc::{CachingAllocator, sim::{SimDevice, SimOptions}};
+    ///
+    /// let allocator = CachingAllocator::new(SimDevice::new(SimOptions::new(1 << 30))?);
+    /// allocator.change_options(&"memory_limit_mb:512".parse()?)?;
+    /// assert_eq!(allocator.memory_limit(), Some(512 << 20));
+    /// assert!(allocator.change_options(&"expandable_segments:False".parse()?).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn change_options(&self, options: &AllocatorOptions) -> Result<(), InvalidOption> {
+        let mut state = lock(&self.shared.state);
+        let has_pages = self.shared.device.properties().page_bytes.is_some();
+        let wanted = match options.backing {
+            None => state.is_virtual(),
+            Some(Backing::Auto) => has_pages,
+            Some(Backing::Segments) => false,
+        };
+        if wanted != state.is_virtual() {
+            return Err(InvalidOption::new(
+                "expandable_segments cannot change while the allocator is in use, set it from the \
+                 start",
+            ));
+        }
+        state.set_options(options);
         Ok(())
     }
 

@@ -23,6 +23,7 @@
 //! |---|---|
 //! | [`device`] | what is asked of a device |
 //! | `allocator`, `state` | the allocator: public face; what its lock protects |
+//! | `options` | settings, by builder or as text |
 //! | `heap` | which addresses are live, free or unmapped |
 //! | `clock` | when memory freed on one stream may be used on another |
 //! | [`ladder`] | what is tried before an out-of-memory error |
@@ -39,6 +40,7 @@ mod error;
 mod heap;
 mod history;
 pub mod ladder;
+mod options;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 pub mod replay;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
@@ -47,7 +49,7 @@ mod state;
 mod stats;
 mod sync;
 
-pub use allocator::{AllocatorOptions, Backing, CachingAllocator, CheckLevel, InvariantViolation};
+pub use allocator::{CachingAllocator, CheckLevel, InvariantViolation};
 pub use block::Block;
 pub use device::{
     BlockObserver, Device, DeviceError, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult,
@@ -56,4 +58,5 @@ pub use device::{
 pub use error::{AllocError, Bytes, InvalidFraction, OutOfMemoryError};
 pub use ladder::{ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId};
 pub use lastref_snapshot::Snapshot;
+pub use options::{AllocatorOptions, Backing, CONF_VARIABLE, InvalidOption};
 pub use stats::{MemoryStats, PoolKind, Stat, StatByPool};

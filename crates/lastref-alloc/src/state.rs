@@ -18,6 +18,7 @@ use crate::clock::{Clocks, StreamSlot};
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageId, StreamId};
 use crate::heap::{Growth, Heap, NodeId, RegionKind, State as NodeState, Stretch};
 use crate::history::History;
+use crate::options::AllocatorOptions;
 use crate::stats::{MemoryStats, PoolKind};
 
 /// Segments of the small pool, where there is no virtual memory. PyTorch's `kSmallBuffer`.
@@ -84,6 +85,16 @@ impl State {
             spare_pages: Vec::new(),
             page_bytes,
             total_bytes,
+        }
+    }
+
+    /// Takes over what `options` set, the backing apart.
+    pub(crate) fn set_options(&mut self, options: &AllocatorOptions) {
+        if let Some(limit) = options.limit {
+            self.limit = limit.bytes(self.total_bytes);
+        }
+        if let Some(max_entries) = options.max_history_entries {
+            self.history.set_max_entries(max_entries);
         }
     }
 
