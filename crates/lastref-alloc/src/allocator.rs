@@ -30,6 +30,7 @@ use crate::ladder::{
     ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungOutcome, RungReport,
 };
 use crate::options::{AllocatorOptions, Backing, InvalidOption, Limit};
+use crate::pinning::pinned;
 use crate::state::{Miss, POOLS, Request, State};
 use crate::stats::MemoryStats;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local};
@@ -196,7 +197,9 @@ impl<D: Device> CachingAllocator<D> {
     /// The device's, if waiting failed. Memory whose work is done was given back all the same.
     pub fn empty_cache(&self) -> DeviceResult<u64> {
         let waited = self.shared.wait_for_streams();
-        let released = lock(&self.shared.state).release_cached(&self.shared.device);
+        let mut state = lock(&self.shared.state);
+        let released = state.release_cached(&self.shared.device);
+        state.book_empty_cache(released);
         waited.map(|_| released)
     }
 
@@ -262,7 +265,7 @@ impl<D: Device> CachingAllocator<D> {
     /// The statistics now.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
-        lock(&self.shared.state).stats.clone()
+        lock(&self.shared.state).stats()
     }
 
     /// Sets every peak to the current value.
@@ -272,7 +275,7 @@ impl<D: Device> CachingAllocator<D> {
 
     /// Sets everything that is counted up (allocated, freed, retries, rungs) to zero.
     pub fn reset_accumulated_stats(&self) {
-        lock(&self.shared.state).stats.reset_accumulated();
+        lock(&self.shared.state).reset_accumulated_stats();
     }
 
     /// Keeps the latest `max_entries` entries of history from now on; 0 turns it off.
@@ -715,7 +718,7 @@ impl<D: Device> Climb<'_, D> {
         let allocated = state.stats.allocated_bytes.all.current;
         let pending = state.pending_bytes();
         let reserved = state.reserved();
-        Ok(OutOfMemoryError {
+        let mut error = OutOfMemoryError {
             requested: request.requested,
             rounded: request.bytes,
             device: properties.index,
@@ -735,8 +738,14 @@ impl<D: Device> Climb<'_, D> {
                 .into_iter()
                 .max()
                 .unwrap_or(0),
+            pinned: None,
             rungs,
-        })
+        };
+        if error.is_fragmented() {
+            let found = pinned(&state.heap, &state.clocks, request.bytes);
+            error.pinned = Some(found).filter(|found| !found.blocks.is_empty());
+        }
+        Ok(error)
     }
 }
 

@@ -27,6 +27,7 @@
 //! | `heap` | which addresses are live, free or unmapped |
 //! | `clock` | when memory freed on one stream may be used on another |
 //! | [`ladder`] | what is tried before an out-of-memory error |
+//! | `error`, `pinning` | what the error says; which blocks are in the way |
 //! | [`sim`] | the simulated device (Linux) |
 //! | [`replay`] | running an allocation trace through the allocator |
 
@@ -41,6 +42,7 @@ mod heap;
 mod history;
 pub mod ladder;
 mod options;
+mod pinning;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 pub mod replay;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
@@ -55,8 +57,8 @@ pub use device::{
     BlockObserver, Device, DeviceError, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult,
     EventId, Extent2d, FillValue, MemoryInfo, PageId, StreamId,
 };
-pub use error::{AllocError, Bytes, InvalidFraction, OutOfMemoryError};
+pub use error::{AllocError, Bytes, InvalidFraction, OutOfMemoryError, Pinned, PinningBlock};
 pub use ladder::{ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId};
 pub use lastref_snapshot::Snapshot;
 pub use options::{AllocatorOptions, Backing, CONF_VARIABLE, InvalidOption};
-pub use stats::{MemoryStats, PoolKind, Stat, StatByPool};
+pub use stats::{EmptyCacheStats, MemoryStats, PoolKind, Stat, StatByPool};

@@ -71,6 +71,8 @@ pub(crate) struct State {
     /// Page size, where memory comes as pages of virtual memory and not as segments.
     page_bytes: Option<u64>,
     total_bytes: u64,
+    /// What the last `empty_cache` released, and the bytes obtained from the device before it.
+    last_emptied: (u64, u64),
 }
 
 impl State {
@@ -85,6 +87,7 @@ impl State {
             spare_pages: Vec::new(),
             page_bytes,
             total_bytes,
+            last_emptied: (0, 0),
         }
     }
 
@@ -595,7 +598,36 @@ impl State {
         }
     }
 
+    /// Bytes obtained again since the last `empty_cache`, as far as it had released them.
+    fn refilled(&self) -> u64 {
+        let (released, obtained) = self.last_emptied;
+        released.min(self.stats.reserved_bytes.all.allocated - obtained)
+    }
+
+    /// Books what a user's `empty_cache` released.
+    pub(crate) fn book_empty_cache(&mut self, released: u64) {
+        let refilled = self.refilled();
+        let stats = &mut self.stats.empty_cache;
+        stats.bytes_refilled += refilled;
+        if released > 0 {
+            stats.num_calls += 1;
+            stats.bytes_released += released;
+        }
+        self.last_emptied = (released, self.stats.reserved_bytes.all.allocated);
+    }
+
     // ---- looking -----------------------------------------------------------------------------
+
+    pub(crate) fn stats(&self) -> MemoryStats {
+        let mut stats = self.stats.clone();
+        stats.empty_cache.bytes_refilled += self.refilled();
+        stats
+    }
+
+    pub(crate) fn reset_accumulated_stats(&mut self) {
+        self.stats.reset_accumulated();
+        self.last_emptied = (0, 0);
+    }
 
     pub(crate) fn snapshot(&self, device: u32) -> Snapshot {
         let mut segments = Vec::new();

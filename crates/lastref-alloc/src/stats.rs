@@ -150,9 +150,27 @@ pub struct MemoryStats {
     pub num_device_free: u64,
     /// Device calls that failed where the caller could not be told: in a free, a poll, a clean-up.
     pub num_device_errors: u64,
+    /// What calls of `empty_cache` gave back, and how much of it was obtained again.
+    pub empty_cache: EmptyCacheStats,
     /// What each rung of the out-of-memory ladder was asked and gave.
     pub rungs: BTreeMap<Rung, RungTotals>,
 }
+
+/// What calls of [`empty_cache`](crate::CachingAllocator::empty_cache) did, and undid.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct EmptyCacheStats {
+    /// Calls that gave something back.
+    pub num_calls: u64,
+    /// Bytes that they gave back.
+    pub bytes_released: u64,
+    /// Bytes that were obtained from the device again after such a call, at most what the call had
+    /// given back.
+    pub bytes_refilled: u64,
+}
+
+/// Fewer calls of `empty_cache` than this are no habit.
+const MIN_CALLS_FOR_ADVICE: u64 = 3;
 
 impl MemoryStats {
     /// The families with PyTorch's names for them.
@@ -221,9 +239,56 @@ impl MemoryStats {
             ("num_device_alloc", self.num_device_alloc),
             ("num_device_free", self.num_device_free),
             ("num_device_errors", self.num_device_errors),
+            ("empty_cache_calls", self.empty_cache.num_calls),
+            (
+                "empty_cache_bytes_released",
+                self.empty_cache.bytes_released,
+            ),
+            (
+                "empty_cache_bytes_refilled",
+                self.empty_cache.bytes_refilled,
+            ),
         ];
         keys.extend(scalars.map(|(key, value)| (key.to_owned(), value)));
         keys
+    }
+
+    /// What the numbers suggest to change in the program; empty if nothing. Each is one line, such
+    /// as: "`empty_cache` released what the next step re-allocated".
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lastref_alloc::{CachingAllocator, StreamId, sim::{SimDevice, SimOptions}};
+    ///
+    /// let allocator = CachingAllocator::new(SimDevice::new(SimOptions::new(8 << 30))?);
+    /// for _step in 0..3 {
+    ///     drop(allocator.alloc(500 << 20, StreamId::DEFAULT)?);
+    ///     allocator.empty_cache()?;
+    /// }
+    /// let advice = allocator.stats().advice();
+    /// assert!(advice[0].starts_with("empty_cache released what the next step re-allocated"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn advice(&self) -> Vec<String> {
+        let EmptyCacheStats {
+            num_calls,
+            bytes_released,
+            bytes_refilled,
+        } = self.empty_cache;
+        // What the latest call released may still be asked for: it is not held against the rest.
+        let before = bytes_released - bytes_released / num_calls.max(1);
+        let mut advice = Vec::new();
+        if num_calls >= MIN_CALLS_FOR_ADVICE && bytes_refilled >= before / 2 {
+            advice.push(format!(
+                "empty_cache released what the next step re-allocated, {num_calls} times, {} MiB: \
+                 leave the calls out, cached memory goes back by itself before an out-of-memory \
+                 error",
+                bytes_released >> 20
+            ));
+        }
+        advice
     }
 
     pub(crate) fn reset_peaks(&mut self) {
@@ -247,6 +312,7 @@ impl MemoryStats {
         self.num_device_alloc = 0;
         self.num_device_free = 0;
         self.num_device_errors = 0;
+        self.empty_cache = EmptyCacheStats::default();
         self.rungs.clear();
     }
 }
@@ -284,6 +350,6 @@ mod tests {
     #[test]
     fn every_family_has_all_its_keys() {
         let keys = MemoryStats::default().torch_keys();
-        assert_eq!(keys.len(), 9 * 3 * 4 + 6);
+        assert_eq!(keys.len(), 9 * 3 * 4 + 9);
     }
 }
