@@ -6,6 +6,8 @@
 //! free segments from going back to the device.
 #![forbid(unsafe_code)]
 
+use std::cmp::Reverse;
+
 use crate::clock::Clocks;
 use crate::device::DevicePtr;
 use crate::error::{Pinned, PinningBlock};
@@ -80,6 +82,6 @@ fn partly_free_segments(heap: &Heap) -> Vec<NodeId> {
             segments.push((free_bytes, nodes));
         }
     }
-    segments.sort_by(|one, other| other.0.cmp(&one.0));
+    segments.sort_by_key(|(free_bytes, _)| Reverse(*free_bytes));
     segments.into_iter().flat_map(|(_, nodes)| nodes).collect()
 }

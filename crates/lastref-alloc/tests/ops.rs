@@ -62,7 +62,7 @@ enum Outcome {
         moved: bool,
     },
     Freed,
-    Failed(Box<OutOfMemoryError>),
+    Failed,
 }
 
 struct Script {
@@ -244,8 +244,8 @@ impl Script {
                 Outcome::Held { block, moved }
             }
             Err(AllocError::OutOfMemory(error)) => {
-                self.last_error = Some(error.clone());
-                Outcome::Failed(error)
+                self.last_error = Some(error);
+                Outcome::Failed
             }
             Err(error) => panic!("alloc {name}: {error}"),
         };
@@ -284,18 +284,18 @@ impl Script {
         let flushes = flushes.map_or(0, |rung| rung.num_tried);
         match *condition {
             ["ok", name] => matches!(self.outcomes[name], Outcome::Held { .. }),
-            ["oom", name] => matches!(self.outcomes[name], Outcome::Failed(_)),
+            ["oom", name] => matches!(self.outcomes[name], Outcome::Failed),
             ["oom", name, "clean"] => {
                 // Nothing is left of it, and what was mapped was unmapped, and no more.
                 let counters = gpu.device.counters();
                 let unmapped = counters.calls(Call::UnmapPage);
-                matches!(self.outcomes[name], Outcome::Failed(_))
+                matches!(self.outcomes[name], Outcome::Failed)
                     && counters.held_bytes == 0
                     && unmapped == self.before_fault
                     && reserved == 0
             }
             ["oom_or_remap", name] => match &self.outcomes[name] {
-                Outcome::Failed(_) => true,
+                Outcome::Failed => true,
                 Outcome::Held { moved, .. } => *moved,
                 Outcome::Freed => false,
             },
