@@ -249,6 +249,12 @@ pub unsafe trait Device: Send + Sync + 'static {
     /// The driver's.
     fn memory_info(&self) -> DeviceResult<MemoryInfo>;
 
+    /// Whether work of some stream of this device is being captured into a graph. Meanwhile nothing
+    /// may be asked of the device's streams and events, and nothing waited for.
+    fn is_capturing(&self) -> bool {
+        false
+    }
+
     /// Who wants to be told of an allocator's blocks on this device. Asked once, when the allocator
     /// is made.
     fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {
@@ -516,6 +522,9 @@ unsafe impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {
         (**self).memory_info()
+    }
+    fn is_capturing(&self) -> bool {
+        (**self).is_capturing()
     }
     fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {
         (**self).block_observer()

@@ -406,8 +406,86 @@ fn a_block_freed_while_an_unrecorded_stream_uses_it_is_reported_and_held_back() 
         assert_ne!(next.ptr(), ptr);
         use_on(&next, S0);
         device.synchronize_stream(third).unwrap();
-        assert_eq!(allocator.empty_cache().unwrap(), 64 * MIB);
+        assert_eq!(allocator.alloc(64 * MIB, S0).unwrap().ptr(), ptr);
         assert_eq!(device.races().len(), 1, "{}", text(&device));
+    }
+}
+
+#[test]
+fn without_the_report_the_recorded_stream_would_have_been_enough() {
+    for (allocator, side, _) in allocators() {
+        let device = allocator.device().clone();
+        let block = allocator.alloc(64 * MIB, S0).unwrap();
+        use_on(&block, side);
+        block.record_stream(side).unwrap();
+        let ptr = block.ptr();
+        drop(block);
+        let next = allocator.alloc(64 * MIB, S0).unwrap();
+        assert_ne!(next.ptr(), ptr);
+        device.synchronize_stream(side).unwrap();
+        assert_eq!(allocator.alloc(64 * MIB, S0).unwrap().ptr(), ptr);
+        assert_eq!(text(&device), "");
+    }
+}
+
+#[test]
+fn a_use_by_a_peer_is_reported_for_its_own_block() {
+    let options = || {
+        let options = SimOptions::new(64 * MIB).with_races(true);
+        options.with_max_ops_per_step(0)
+    };
+    let devices = SimDevice::group(vec![options(), options()]).unwrap();
+    let (here, there) = (&devices[0], &devices[1]);
+    let dst = here.alloc_segment(PAGE).unwrap();
+    let allocator = CachingAllocator::new(there.clone());
+    let block = allocator.alloc(4 * MIB, S0).unwrap();
+    here.copy_from_peer(dst, DeviceIndex(1), block.ptr(), 64, S0)
+        .unwrap();
+    let ptr = block.ptr();
+    // A stream of another device cannot be recorded; the memory is not held back.
+    drop(block);
+    let races = here.races();
+    assert!(matches!(&races[..], [Race::FreedInUse { .. }]), "{races:?}");
+    here.clear_races();
+    let next = allocator.alloc(4 * MIB, S0).unwrap();
+    assert_eq!(next.ptr(), ptr);
+    drop(next);
+    let races = here.races();
+    assert!(
+        matches!(&races[..], [Race::Reused { .. }]),
+        "once, for the block that was used: {races:?}"
+    );
+}
+
+#[test]
+fn memory_above_a_block_is_not_the_blocks() {
+    for (allocator, _, _) in allocators() {
+        let device = allocator.device().clone();
+        // On both sides of what the allocator has, wherever that comes to lie.
+        let mut segments = vec![device.alloc_segment(PAGE).unwrap()];
+        drop(allocator.alloc(16 * MIB, S0).unwrap());
+        segments.push(device.alloc_segment(PAGE).unwrap());
+        for ptr in segments {
+            write(&device, ptr, S0);
+        }
+        assert_eq!(text(&device), "");
+    }
+}
+
+#[test]
+fn a_block_made_of_two_is_one_block() {
+    for (allocator, _, _) in allocators() {
+        let device = allocator.device().clone();
+        let (one, two) = (
+            allocator.alloc(16 * MIB, S0).unwrap(),
+            allocator.alloc(16 * MIB, S0).unwrap(),
+        );
+        let second = two.ptr();
+        drop((one, two));
+        let both = allocator.alloc(32 * MIB, S0).unwrap();
+        assert!(both.ptr() < second && second < both.ptr().offset(32 * MIB));
+        write(&device, second, S0);
+        assert_eq!(text(&device), "");
     }
 }
 

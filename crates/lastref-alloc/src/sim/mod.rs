@@ -73,7 +73,7 @@ use std::time::Instant;
 
 pub use calls::{Call, Cost, Fault, LatencyTable};
 pub use races::{BlockSite, MemoryUse, Race};
-pub use world::{KernelUse, SimCounters};
+pub use world::{KernelUse, SimCounters, SimGraph};
 
 use crate::device::{
     BlockObserver, Device, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult, EventId,
@@ -98,7 +98,8 @@ pub struct SimOptions {
     /// Its name. `(simulated)` is added where the name does not say so.
     pub name: Option<String>,
     /// The most pieces of pending work that a call lets run before its own. With 0, work runs only
-    /// when something waits for it or in [`SimDevice::step`]; polling an event then never ends.
+    /// when something waits for it or in [`SimDevice::step`]; polling an event with work before it
+    /// then never ends.
     pub max_ops_per_step: u32,
     /// Whether races are looked for. One device of a group that asks for it asks for all.
     pub find_races: bool,
@@ -388,6 +389,62 @@ impl SimDevice {
         lock(&self.0.world).launch(on, asked, uses, microseconds)
     }
 
+    /// Captures the work submitted to `stream` from now on into a graph, instead of running it.
+    ///
+    /// As with a CUDA stream that is captured in global mode, until
+    /// [`end_capture`](Self::end_capture) nothing on this device may be asked for or waited for: a
+    /// query, a synchronising call, a copy to the host or the freeing of a segment fails with CUDA's
+    /// error 900 and breaks the capture. So do events on this stream, which CUDA would capture.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if there is no such
+    /// stream or it is captured already.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lastref_alloc::sim::{SimDevice, SimOptions};
+    /// use lastref_alloc::{Device, FillValue, StreamId};
+    ///
+    /// let device = SimDevice::new(SimOptions::new(1 << 30))?;
+    /// let ptr = device.alloc_segment(4)?;
+    /// device.begin_capture(StreamId::DEFAULT)?;
+    /// device.fill(ptr, FillValue::U8(7), 4, StreamId::DEFAULT)?;
+    /// let graph = device.end_capture(StreamId::DEFAULT)?;
+    ///
+    /// device.launch_graph(&graph, StreamId::DEFAULT)?;
+    /// device.synchronize()?;
+    /// assert_eq!(device.read_bytes(ptr, 4)?, [7; 4]);
+    /// # Ok::<(), lastref_alloc::DeviceError>(())
+    /// ```
+    pub fn begin_capture(&self, stream: StreamId) -> DeviceResult<()> {
+        lock(&self.0.world).begin_capture(self.0.device, stream)
+    }
+
+    /// Ends a capture and returns its graph.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Driver`](crate::DeviceError::Driver), CUDA's error 901, if a forbidden call
+    /// was made meanwhile; [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if
+    /// the stream is not captured.
+    pub fn end_capture(&self, stream: StreamId) -> DeviceResult<SimGraph> {
+        lock(&self.0.world).end_capture(self.0.device, stream)
+    }
+
+    /// Submits the work of a graph to `stream`. It uses the addresses that it was captured with.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if there is no such
+    /// stream or the graph is another device's.
+    #[track_caller]
+    pub fn launch_graph(&self, graph: &SimGraph, stream: StreamId) -> DeviceResult<()> {
+        let on = (self.0.device, stream);
+        lock(&self.0.world).launch_graph(on, graph, Location::caller())
+    }
+
     /// The races found so far in the whole group, in the order in which they were found; the first
     /// 1000 (see [`races_left_out`](Self::races_left_out)). Empty unless
     /// [`SimOptions::find_races`] is set.
@@ -522,6 +579,10 @@ unsafe impl Device for SimDevice {
         })
     }
 
+    fn is_capturing(&self) -> bool {
+        lock(&self.0.world).is_capturing(self.0.device)
+    }
+
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {
         let mut entered = self.enter(Call::MemoryInfo, 0)?;
         let memory = entered.memory();
@@ -542,6 +603,7 @@ unsafe impl Device for SimDevice {
     fn free_segment(&self, ptr: DevicePtr) -> DeviceResult<()> {
         let mut entered = self.enter(Call::FreeSegment, 0)?;
         entered.memory().check_segment(ptr)?;
+        entered.forbid_while_capturing(self.0.device, Call::FreeSegment)?;
         entered.finish_device(self.0.device);
         entered.note_freeing_segment(self.0.device, ptr);
         entered.memory().free_segment(ptr)
@@ -608,6 +670,7 @@ unsafe impl Device for SimDevice {
 
     fn synchronize(&self) -> DeviceResult<()> {
         let mut entered = self.enter(Call::Synchronize, 0)?;
+        entered.forbid_while_capturing(self.0.device, Call::Synchronize)?;
         entered.finish_device(self.0.device);
         Ok(())
     }
@@ -629,7 +692,7 @@ unsafe impl Device for SimDevice {
 
     fn query_event(&self, event: EventId) -> DeviceResult<bool> {
         let mut entered = self.enter(Call::QueryEvent, 0)?;
-        entered.query_event(event)
+        entered.query_event(self.0.device, event)
     }
 
     fn synchronize_event(&self, event: EventId) -> DeviceResult<()> {

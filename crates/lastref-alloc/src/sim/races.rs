@@ -32,6 +32,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::mem::{Discriminant, discriminant};
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -429,7 +430,7 @@ pub(super) struct Races {
     shadows: HashMap<(usize, bool), Shadow>,
     blocks: HashMap<usize, BTreeMap<u64, Block>>,
     sequence: u64,
-    reported: HashSet<(u64, u64)>,
+    reported: HashSet<(Discriminant<Race>, u64, u64)>,
     found: Vec<Race>,
     left_out: u64,
 }
@@ -462,9 +463,10 @@ impl Races {
         self.left_out = 0;
     }
 
-    /// Reports once for each pair of numbers.
+    /// Reports once for each kind and pair of numbers.
     fn report(&mut self, earlier: u64, later: u64, race: Race) {
-        if !self.reported.insert((earlier, later)) {
+        let key = (discriminant(&race), earlier, later);
+        if !self.reported.insert(key) {
             return;
         }
         if self.found.len() < MAX_REPORTS {
@@ -594,7 +596,7 @@ impl Races {
             let earlier = stretch.write.iter().chain(reads);
             conflicts.extend(
                 earlier
-                    .filter(|earlier| earlier.actor != access.actor && !clock.covers(earlier))
+                    .filter(|earlier| !clock.covers(earlier))
                     .map(|earlier| Arc::clone(&earlier.site)),
             );
         }
@@ -627,7 +629,7 @@ impl Races {
             };
             for stretch in shadow.overlapping(place.start, place.end) {
                 for access in stretch.accesses() {
-                    if access.actor == known || clock.covers(access) {
+                    if clock.covers(access) {
                         continue;
                     }
                     match latest.iter_mut().find(|seen| seen.actor == access.actor) {
@@ -674,17 +676,17 @@ impl Races {
         at: &'static Location<'static>,
         places: &[Place],
     ) {
+        let sequence = self.sequence;
         let site = BlockSite {
             ptr,
             bytes,
             stream,
             at,
-            sequence: self.sequence,
+            sequence,
         };
         for access in self.unknown_uses(Some((device, stream)), device, places) {
             let used = (*access.site).clone();
-            let key = (used.sequence, u64::MAX - self.sequence);
-            self.report(key.0, key.1, Race::Reused { block: site, used });
+            self.report(used.sequence, sequence, Race::Reused { block: site, used });
         }
         let blocks = self.blocks.entry(device).or_default();
         let overlapped: Vec<u64> = blocks
@@ -747,7 +749,7 @@ impl Races {
                 used: (*access.site).clone(),
                 sequence,
             };
-            self.report(access.site.sequence, u64::MAX - sequence, race);
+            self.report(access.site.sequence, sequence, race);
         }
         unrecorded
     }

@@ -29,6 +29,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 
+use smallvec::SmallVec;
+
 use super::calls::{Call, Cost, Fault, LatencyTable, PerCall};
 use super::memory::{Memory, invalid};
 use super::races::{Clock, Races, Touched};
@@ -82,7 +84,7 @@ struct Event {
 }
 
 /// Work on a stream.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Work {
     Write {
         dst: DevicePtr,
@@ -164,6 +166,66 @@ impl Queued {
     }
 }
 
+/// Rows of memory that work uses.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    device: usize,
+    ptr: DevicePtr,
+    extent: Extent2d,
+    pitch: u64,
+    writes: bool,
+}
+
+impl Rows {
+    fn read(device: usize, ptr: DevicePtr, extent: Extent2d) -> Self {
+        Self {
+            device,
+            ptr,
+            extent,
+            pitch: extent.src_pitch,
+            writes: false,
+        }
+    }
+
+    fn write(device: usize, ptr: DevicePtr, extent: Extent2d) -> Self {
+        Self {
+            device,
+            ptr,
+            extent,
+            pitch: extent.dst_pitch,
+            writes: true,
+        }
+    }
+}
+
+/// A piece of work in a graph.
+#[derive(Clone, Debug)]
+struct Captured {
+    call: &'static str,
+    uses: SmallVec<[Rows; 2]>,
+    work: Work,
+}
+
+/// Work of a stream that was captured instead of run, to be run as often as wanted. See
+/// [`SimDevice::begin_capture`](super::SimDevice::begin_capture).
+#[derive(Clone, Debug)]
+pub struct SimGraph {
+    device: usize,
+    work: Arc<[Captured]>,
+}
+
+/// A capture under way.
+#[derive(Debug, Default)]
+struct Capture {
+    work: Vec<Captured>,
+    /// The call that must not be made meanwhile, and was.
+    broken_by: Option<&'static str>,
+}
+
+/// CUDA's `cudaErrorStreamCaptureUnsupported` and `cudaErrorStreamCaptureInvalidated`.
+const CAPTURE_UNSUPPORTED: i32 = 900;
+const CAPTURE_INVALIDATED: i32 = 901;
+
 #[derive(Debug)]
 struct Stream {
     priority: i32,
@@ -171,6 +233,8 @@ struct Stream {
     clock: f64,
     queue: VecDeque<Queued>,
     destroyed: bool,
+    /// While it is captured: what would have been queued.
+    capture: Option<Capture>,
 }
 
 impl Stream {
@@ -180,6 +244,7 @@ impl Stream {
             clock: 0.0,
             queue: VecDeque::new(),
             destroyed: false,
+            capture: None,
         }
     }
 }
@@ -549,19 +614,41 @@ impl World {
         }
     }
 
-    /// Tells the race detector, if there is one, of memory that work on `stream` uses: device,
-    /// address, rows, pitch, and whether it writes.
-    fn note_uses(
+    /// Queues work that uses memory, or adds it to the graph that is captured from the stream.
+    fn submit_uses(
         &mut self,
         stream: StreamKey,
         asked: Asked,
-        uses: &[(usize, DevicePtr, Extent2d, u64, bool)],
-    ) {
+        uses: &[Rows],
+        work: Work,
+    ) -> DeviceResult<()> {
+        let capture = &mut self.devices[stream.0].stream(asked.call, stream.1)?.capture;
+        if let Some(capture) = capture {
+            capture.work.push(Captured {
+                call: asked.call,
+                uses: uses.into(),
+                work,
+            });
+            return Ok(());
+        }
+        self.note_uses(stream, asked, uses);
+        self.submit(stream, asked.call, work)
+    }
+
+    /// Tells the race detector, if there is one, of memory that work on `stream` uses.
+    fn note_uses(&mut self, stream: StreamKey, asked: Asked, uses: &[Rows]) {
         let Some(races) = &mut self.races else {
             return;
         };
         let mut touched = Vec::new();
-        for &(device, ptr, extent, pitch, writes) in uses {
+        for used in uses {
+            let Rows {
+                device,
+                ptr,
+                extent,
+                pitch,
+                writes,
+            } = *used;
             // Rows without gaps are one range.
             let (rows, bytes) = if pitch == extent.width_bytes {
                 (1, extent.width_bytes.saturating_mul(extent.height))
@@ -619,6 +706,7 @@ impl World {
         if id == StreamId::DEFAULT {
             return Err(invalid(call, "the default stream cannot be destroyed"));
         }
+        self.forbid_on_captured(device, Call::DestroyStream, id)?;
         let state = &mut self.devices[device];
         let stream = state.stream(call, id)?;
         stream.destroyed = true;
@@ -629,6 +717,8 @@ impl World {
     }
 
     pub(super) fn query_stream(&mut self, device: usize, id: StreamId) -> DeviceResult<bool> {
+        self.devices[device].stream(Call::QueryStream.name(), id)?;
+        self.forbid_while_capturing(device, Call::QueryStream)?;
         let stream = self.devices[device].stream(Call::QueryStream.name(), id)?;
         let done = stream.queue.is_empty();
         let clock = stream.clock;
@@ -643,6 +733,7 @@ impl World {
 
     pub(super) fn synchronize_stream(&mut self, device: usize, id: StreamId) -> DeviceResult<()> {
         self.devices[device].stream(Call::SynchronizeStream.name(), id)?;
+        self.forbid_while_capturing(device, Call::SynchronizeStream)?;
         self.finish_stream(device, (device, id));
         Ok(())
     }
@@ -686,7 +777,7 @@ impl World {
     ) -> DeviceResult<()> {
         let call = Call::RecordEvent.name();
         self.own_event(device, call, id)?;
-        self.devices[device].stream(call, stream)?;
+        self.forbid_on_captured(device, Call::RecordEvent, stream)?;
         let races = self.races.as_mut();
         let record = Arc::new(Record {
             stream: (device, stream),
@@ -697,14 +788,21 @@ impl World {
             record: Arc::clone(&record),
             late: self.devices[device].late_queries,
         };
+        let is_idle = !self.is_busy((device, stream));
         self.submit((device, stream), call, work)?;
         if let Some(event) = self.events.get_mut(&id) {
             event.record = Some(record);
         }
+        // There is nothing to wait for.
+        if is_idle && self.devices[device].late_queries == 0 {
+            self.run_head((device, stream));
+        }
         Ok(())
     }
 
-    pub(super) fn query_event(&mut self, id: EventId) -> DeviceResult<bool> {
+    pub(super) fn query_event(&mut self, device: usize, id: EventId) -> DeviceResult<bool> {
+        self.event(Call::QueryEvent.name(), id)?;
+        self.forbid_while_capturing(device, Call::QueryEvent)?;
         let Some(record) = self.event(Call::QueryEvent.name(), id)?.record.clone() else {
             return Ok(true);
         };
@@ -731,6 +829,8 @@ impl World {
     }
 
     pub(super) fn synchronize_event(&mut self, device: usize, id: EventId) -> DeviceResult<()> {
+        self.event(Call::SynchronizeEvent.name(), id)?;
+        self.forbid_while_capturing(device, Call::SynchronizeEvent)?;
         let Some(record) = self
             .event(Call::SynchronizeEvent.name(), id)?
             .record
@@ -760,7 +860,7 @@ impl World {
         id: EventId,
     ) -> DeviceResult<()> {
         let call = Call::WaitEvent.name();
-        self.devices[device].stream(call, stream)?;
+        self.forbid_on_captured(device, Call::WaitEvent, stream)?;
         match self.event(call, id)?.record.clone() {
             Some(record) => {
                 if let (Some(races), Some(clock)) = (&mut self.races, &record.stands_for) {
@@ -819,11 +919,10 @@ impl World {
             return Ok(());
         }
         let row = super::one_row(src.len() as u64);
-        let asked = Asked { call, at };
-        let uses = [(device, dst, row, row.dst_pitch, true)];
-        self.note_uses((device, stream), asked, &uses);
+        let uses = [Rows::write(device, dst, row)];
         let bytes = Box::from(src);
-        self.submit((device, stream), call, Work::Write { dst, bytes })
+        let asked = Asked { call, at };
+        self.submit_uses((device, stream), asked, &uses, Work::Write { dst, bytes })
     }
 
     pub(super) fn copy_to_host(
@@ -837,11 +936,11 @@ impl World {
         let call = Call::CopyToHost.name();
         self.devices[device].stream(call, stream)?;
         self.check(device, call, src, dst.len() as u64)?;
+        self.forbid_while_capturing(device, Call::CopyToHost)?;
         if !dst.is_empty() {
             let row = super::one_row(dst.len() as u64);
-            let asked = Asked { call, at };
-            let uses = [(device, src, row, row.src_pitch, false)];
-            self.note_uses((device, stream), asked, &uses);
+            let uses = [Rows::read(device, src, row)];
+            self.note_uses((device, stream), Asked { call, at }, &uses);
         }
         self.finish_stream(device, (device, stream));
         let state = &mut self.devices[device];
@@ -883,17 +982,16 @@ impl World {
             return Err(invalid(call, reason));
         }
         let uses = [
-            (from, src, extent, extent.src_pitch, false),
-            (device, dst, extent, extent.dst_pitch, true),
+            Rows::read(from, src, extent),
+            Rows::write(device, dst, extent),
         ];
-        self.note_uses((device, stream), asked, &uses);
         let work = Work::Copy {
             dst,
             from,
             src,
             extent,
         };
-        self.submit((device, stream), call, work)
+        self.submit_uses((device, stream), asked, &uses, work)
     }
 
     /// Fills rows.
@@ -933,9 +1031,9 @@ impl World {
         if bytes == 0 {
             return Ok(());
         }
-        let uses = [(device, dst, extent, extent.dst_pitch, true)];
-        self.note_uses((device, stream), asked, &uses);
-        self.submit((device, stream), call, Work::Fill { dst, value, extent })
+        let uses = [Rows::write(device, dst, extent)];
+        let work = Work::Fill { dst, value, extent };
+        self.submit_uses((device, stream), asked, &uses, work)
     }
 
     /// Queues a kernel.
@@ -956,13 +1054,104 @@ impl World {
             .filter(|used| used.bytes > 0)
             .map(|used| {
                 let row = super::one_row(used.bytes);
-                (device, used.ptr, row, row.dst_pitch, used.writes)
+                if used.writes {
+                    Rows::write(device, used.ptr, row)
+                } else {
+                    Rows::read(device, used.ptr, row)
+                }
             })
             .collect();
-        self.note_uses((device, stream), asked, &noted);
         let uses = Box::from(uses);
         let work = Work::Kernel { uses, microseconds };
-        self.submit((device, stream), asked.call, work)
+        self.submit_uses((device, stream), asked, &noted, work)
+    }
+
+    // ---- graphs -------------------------------------------------------------------------------
+
+    pub(super) fn is_capturing(&self, device: usize) -> bool {
+        let mut streams = self.devices[device].streams.values();
+        streams.any(|stream| stream.capture.is_some())
+    }
+
+    pub(super) fn begin_capture(&mut self, device: usize, id: StreamId) -> DeviceResult<()> {
+        let call = "begin_capture";
+        let stream = self.devices[device].stream(call, id)?;
+        if stream.capture.is_some() {
+            return Err(invalid(call, format!("stream {id} is captured already")));
+        }
+        stream.capture = Some(Capture::default());
+        Ok(())
+    }
+
+    pub(super) fn end_capture(&mut self, device: usize, id: StreamId) -> DeviceResult<SimGraph> {
+        let call = "end_capture";
+        let stream = self.devices[device].stream(call, id)?;
+        let Some(capture) = stream.capture.take() else {
+            return Err(invalid(call, format!("stream {id} is not being captured")));
+        };
+        match capture.broken_by {
+            Some(broken_by) => Err(DeviceError::Driver {
+                call,
+                code: CAPTURE_INVALIDATED,
+                text: format!("{broken_by} was called while the stream was captured"),
+            }),
+            None => Ok(SimGraph {
+                device,
+                work: capture.work.into(),
+            }),
+        }
+    }
+
+    pub(super) fn launch_graph(
+        &mut self,
+        (device, stream): StreamKey,
+        graph: &SimGraph,
+        at: &'static Location<'static>,
+    ) -> DeviceResult<()> {
+        let call = "launch_graph";
+        self.devices[device].stream(call, stream)?;
+        if graph.device != device {
+            let reason = format!("the graph belongs to device {}", graph.device);
+            return Err(invalid(call, reason));
+        }
+        self.pass_time(device);
+        for captured in &*graph.work {
+            let asked = Asked {
+                call: captured.call,
+                at,
+            };
+            let work = captured.work.clone();
+            self.submit_uses((device, stream), asked, &captured.uses, work)?;
+        }
+        Ok(())
+    }
+
+    /// What asks or waits for the device breaks the captures under way, and fails.
+    pub(super) fn forbid_while_capturing(&mut self, device: usize, call: Call) -> DeviceResult<()> {
+        let streams = self.devices[device].streams.values_mut();
+        Self::break_captures(streams.filter_map(|stream| stream.capture.as_mut()), call)
+    }
+
+    /// So does what orders a captured stream, which this device cannot put into a graph.
+    fn forbid_on_captured(&mut self, device: usize, call: Call, id: StreamId) -> DeviceResult<()> {
+        let stream = self.devices[device].stream(call.name(), id)?;
+        Self::break_captures(stream.capture.iter_mut(), call)
+    }
+
+    fn break_captures<'a>(
+        captures: impl Iterator<Item = &'a mut Capture>,
+        call: Call,
+    ) -> DeviceResult<()> {
+        let mut result = Ok(());
+        for capture in captures {
+            capture.broken_by.get_or_insert(call.name());
+            result = Err(DeviceError::Driver {
+                call: call.name(),
+                code: CAPTURE_UNSUPPORTED,
+                text: "operation not permitted when stream is capturing".to_owned(),
+            });
+        }
+        result
     }
 
     // ---- taking memory away, and blocks on it, for the race detector -------------------------
