@@ -190,7 +190,8 @@ impl<D: Device> CachingAllocator<D> {
     ///
     /// What is live stays, and with virtual memory so does the rest of a page that a live block
     /// lies in. Does not enlarge what this process can allocate: the allocator gives its cache
-    /// back by itself before it fails.
+    /// back by itself before it fails. While work is captured into a graph it waits for nothing and
+    /// gives back only pages that are known to be done with.
     ///
     /// # Errors
     ///
@@ -436,7 +437,7 @@ impl<D: Device> Shared<D> {
     fn wait_for_streams(&self) -> DeviceResult<u64> {
         let mut state = lock(&self.state);
         let behind = state.clocks.behind();
-        if behind.is_empty() {
+        if behind.is_empty() || self.device.is_capturing() {
             return Ok(0);
         }
         state.stats.num_sync_all_streams += 1;
@@ -564,6 +565,10 @@ impl<D: Device> Climb<'_, D> {
         }
         if lock(&self.shared.state).clocks.behind().is_empty() {
             self.skip(Rung::WaitForStreams, "no stream uses freed memory");
+            return Ok(None);
+        }
+        if self.shared.device.is_capturing() {
+            self.skip(Rung::WaitForStreams, "work is being captured into a graph");
             return Ok(None);
         }
         let started = Instant::now();

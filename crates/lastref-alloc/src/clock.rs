@@ -7,7 +7,8 @@
 //! be done. A stamp is *covered* for stream *t* if it names *t* itself or its clock has passed it.
 //!
 //! Clocks advance by events, recorded lazily: one on the old stream, only when somebody else wants
-//! the memory, never at a free. An event recorded at tick *n* covers every stamp up to *n*.
+//! the memory, never at a free. An event recorded at tick *n* covers every stamp up to *n*. While
+//! work is captured into a graph nothing is recorded, queried or waited for: clocks stand still.
 //!
 //! # Invariants
 //!
@@ -141,7 +142,10 @@ impl Clocks {
         if let Some(slot) = self.slots.get(&stream) {
             return Ok(*slot);
         }
-        device.query_stream(stream)?;
+        // While work is captured nothing may be asked; the stream is taken on trust.
+        if !device.is_capturing() {
+            device.query_stream(stream)?;
+        }
         Ok(self.insert(stream))
     }
 
@@ -243,6 +247,9 @@ impl Clocks {
         except: Option<StreamSlot>,
     ) -> DeviceResult<bool> {
         let mut advanced = false;
+        if device.is_capturing() {
+            return Ok(false);
+        }
         for behind in self.behind() {
             if Some(behind.slot) != except {
                 advanced |= self.poll_one(device, behind.slot)?;
@@ -257,6 +264,9 @@ impl Clocks {
         slot: StreamSlot,
     ) -> DeviceResult<bool> {
         let mut advanced = false;
+        if device.is_capturing() {
+            return Ok(false);
+        }
         // Twice at most: an event that is done may have been recorded before the latest stamp.
         for _ in 0..2 {
             let event = match self.clock(slot).event {

@@ -506,6 +506,8 @@ impl State {
         let before = self.reserved();
         match self.page_bytes {
             Some(page_bytes) => self.release_pages(device, page_bytes),
+            // Freeing a segment waits for the device.
+            None if device.is_capturing() => {}
             None => self.release_segments(device),
         }
         self.book_totals();

@@ -3,9 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "an error here is a failed test")]
 #![cfg(target_os = "linux")]
 
+use lastref_alloc::ladder::{Rung, RungOutcome};
 use lastref_alloc::sim::{KernelUse, SimDevice, SimOptions};
 use lastref_alloc::{
-    Device, DeviceError, DeviceIndex, DevicePtr, DeviceResult, FillValue, StreamId,
+    AllocError, AllocatorOptions, Backing, CachingAllocator, CheckLevel, Device, DeviceError,
+    DeviceIndex, DevicePtr, DeviceResult, FillValue, StreamId,
 };
 
 const MIB: u64 = 1 << 20;
@@ -145,4 +147,66 @@ fn a_capture_leaves_other_streams_and_devices_alone() {
     device.destroy_stream(other).unwrap();
     device.free_segment(ptr).unwrap();
     assert_eq!(peer.properties().index, DeviceIndex(1));
+}
+
+#[test]
+fn the_allocator_asks_and_waits_for_nothing_while_work_is_captured() {
+    for backing in [Backing::Auto, Backing::Segments] {
+        let device = device();
+        let side = device.create_stream(0).unwrap();
+        let captured = device.create_stream(0).unwrap();
+        let options = AllocatorOptions::new().with_backing(backing);
+        let allocator = CachingAllocator::with_options(device.clone(), &options);
+        let take = |mib: u64, stream| allocator.alloc(mib * MIB, stream);
+        // Free blocks that another stream still uses, pending ones, and others that nobody does.
+        let [used, recorded, idle] = [(40, side), (40, S0), (40, S0)].map(|(mib, stream)| {
+            let block = take(mib, stream).unwrap();
+            device.fill(block.ptr(), FillValue::U8(1), 8, side).unwrap();
+            block
+        });
+        recorded.record_stream(side).unwrap();
+        idle.record_stream(side).unwrap();
+        drop(idle);
+        device.synchronize().unwrap();
+        device.fill(used.ptr(), FillValue::U8(1), 8, side).unwrap();
+        device
+            .fill(recorded.ptr(), FillValue::U8(1), 8, side)
+            .unwrap();
+
+        device.begin_capture(captured).unwrap();
+        drop((used, recorded));
+        // A stream never seen before, a hit, a miss, and a miss that has to climb.
+        let mut held = vec![take(30, captured).unwrap(), take(30, S0).unwrap()];
+        held.push(take(60, S0).unwrap());
+        let error = match take(180, S0).unwrap_err() {
+            AllocError::OutOfMemory(error) => *error,
+            error => panic!("{error}"),
+        };
+        let waits = error
+            .rungs
+            .iter()
+            .filter(|rung| rung.rung == Rung::WaitForStreams);
+        assert!(
+            waits.clone().count() > 0
+                && waits
+                    .into_iter()
+                    .all(|rung| matches!(rung.outcome, RungOutcome::Skipped { .. })),
+            "{error}"
+        );
+        allocator.empty_cache().unwrap();
+        let stats = allocator.stats();
+        assert_eq!(
+            (stats.num_sync_all_streams, stats.num_device_errors),
+            (0, 0)
+        );
+        allocator.check_invariants(CheckLevel::Device).unwrap();
+        device.end_capture(captured).unwrap();
+        // What was put off is done afterwards.
+        drop(held);
+        device.synchronize().unwrap();
+        allocator.empty_cache().unwrap();
+        assert_eq!(device.counters().held_bytes, 0);
+        assert!(device.races().is_empty(), "{}", device.races()[0]);
+        assert_eq!(device.errors(), Vec::<String>::new());
+    }
 }
