@@ -256,6 +256,15 @@ fn rows_are_told_apart() {
         .unwrap();
     assert_eq!(device.races().len(), 1, "once for all rows");
     device.clear_races();
+    // The rows of a copy's source lie closer than those of its destination.
+    let closer = Extent2d {
+        src_pitch: 16,
+        ..columns
+    };
+    device
+        .copy_2d(ptr.offset(32), ptr.offset(4096), closer, side)
+        .unwrap();
+    assert_eq!(text(&device), "");
     device
         .copy_2d(ptr.offset(32), ptr.offset(4), columns, side)
         .unwrap();
@@ -291,6 +300,11 @@ fn a_peer_reads_in_the_other_devices_memory() {
         matches!(&races[..], [Race::Unmapped { call: "free_segment", used }] if used.device == 0),
         "{races:?}"
     );
+    here.clear_races();
+    // What is at the same address now is another segment.
+    let again = there.alloc_segment(PAGE).unwrap();
+    write(there, again, S0);
+    assert_eq!(text(here), "");
 }
 
 #[test]
