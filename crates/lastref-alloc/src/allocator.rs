@@ -28,6 +28,7 @@ use crate::error::{AllocError, InvalidFraction, OutOfMemoryError};
 use crate::heap::{MIN_BLOCK_BYTES, NodeId};
 use crate::ladder::{
     ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungOutcome, RungReport,
+    microseconds,
 };
 use crate::state::{Miss, POOLS, Request, State};
 use crate::stats::MemoryStats;
@@ -66,11 +67,25 @@ pub enum Backing {
 /// let options = AllocatorOptions::new().with_backing(Backing::Segments).with_history(10_000);
 /// # let _ = options;
 /// ```
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AllocatorOptions {
     backing: Backing,
     max_history_entries: usize,
     memory_limit: Option<u64>,
+    slack_per_mille: u32,
+    wait_before_growing: bool,
+}
+
+impl Default for AllocatorOptions {
+    fn default() -> Self {
+        Self {
+            backing: Backing::default(),
+            max_history_entries: 0,
+            memory_limit: None,
+            slack_per_mille: 4,
+            wait_before_growing: true,
+        }
+    }
 }
 
 impl AllocatorOptions {
@@ -91,6 +106,24 @@ impl AllocatorOptions {
     #[must_use]
     pub const fn with_history(mut self, max_entries: usize) -> Self {
         self.max_history_entries = max_entries;
+        self
+    }
+
+    /// Sets by how many thousandths what is reserved may pass the peak of what was in use so far.
+    /// Past that, idle pages of virtual memory are moved to where they are needed, and new ones are
+    /// created only if there are none. The default is 4. More means fewer moves and more waste.
+    #[must_use]
+    pub const fn with_slack_per_mille(mut self, slack: u32) -> Self {
+        self.slack_per_mille = slack;
+        self
+    }
+
+    /// Chooses whether an allocation may wait for streams that still use idle pages, when moving
+    /// those would keep it within the slack. The default is yes. Before an out-of-memory error it
+    /// waits in any case.
+    #[must_use]
+    pub const fn with_wait_before_growing(mut self, wait: bool) -> Self {
+        self.wait_before_growing = wait;
         self
     }
 
@@ -165,11 +198,12 @@ impl<D: Device> CachingAllocator<D> {
             Backing::Auto => properties.page_bytes,
             Backing::Segments => None,
         };
-        let mut state = State::new(page_bytes, properties.total_bytes);
+        let mut state = State::new(page_bytes, properties.total_bytes, options.slack_per_mille);
         state.limit = options.memory_limit;
         state.history.set_max_entries(options.max_history_entries);
         let shared = Shared {
             device,
+            wait_before_growing: options.wait_before_growing,
             state: Mutex::new(state),
             reclaimers: Mutex::new(Vec::new()),
             next_reclaimer: AtomicU64::new(0),
@@ -220,14 +254,19 @@ impl<D: Device> CachingAllocator<D> {
             bytes: rounded,
             stream: slot,
         };
-        match state.attempt(&shared.device, &request) {
+        let mut result = state.attempt(&shared.device, &request, shared.wait_before_growing);
+        if matches!(result, Err(Miss::Busy)) {
+            state = shared.wait_before_growing(state);
+            result = state.attempt(&shared.device, &request, false);
+        }
+        match result {
             Ok(node) => {
                 let ptr = DevicePtr(state.heap.node(node).addr);
                 drop(state);
                 Ok(block(Some(node), ptr, rounded))
             }
             Err(Miss::Device(error)) => Err(error.into()),
-            Err(Miss::Full) => {
+            Err(Miss::Full | Miss::Busy) => {
                 let (node, ptr) = shared.climb(state, &request)?;
                 Ok(block(Some(node), ptr, rounded))
             }
@@ -246,7 +285,7 @@ impl<D: Device> CachingAllocator<D> {
     /// The device's, if waiting failed. Memory whose work is done was given back all the same.
     pub fn empty_cache(&self) -> DeviceResult<u64> {
         let waited = self.shared.wait_for_streams();
-        let released = lock(&self.shared.state).release_cached(&self.shared.device);
+        let released = lock(&self.shared.state).release_cached(&self.shared.device, u64::MAX);
         waited.map(|_| released)
     }
 
@@ -294,7 +333,7 @@ impl<D: Device> CachingAllocator<D> {
         lock(&self.shared.state).stats.reset_peaks();
     }
 
-    /// Sets everything that is counted up (allocated, freed, retries, rungs) to zero.
+    /// Sets everything that is counted up (allocated, freed, retries, rungs and so on) to zero.
     pub fn reset_accumulated_stats(&self) {
         lock(&self.shared.state).stats.reset_accumulated();
     }
@@ -401,6 +440,7 @@ impl<D: Device> fmt::Debug for CachingAllocator<D> {
 /// What handles and blocks share.
 pub(crate) struct Shared<D: Device> {
     device: D,
+    wait_before_growing: bool,
     state: Mutex<State>,
     /// Sorted by level, then by age.
     reclaimers: Mutex<Vec<(ReclaimerId, Arc<dyn Reclaimer>)>>,
@@ -415,10 +455,7 @@ impl<D: Device> Shared<D> {
     pub(crate) fn record_stream(&self, node: NodeId, stream: StreamId) -> DeviceResult<()> {
         let mut state = lock(&self.state);
         let slot = state.clocks.slot(&self.device, stream)?;
-        let block = state.heap.node_mut(node);
-        if block.stream != slot && !block.recorded.contains(&slot) {
-            block.recorded.push(slot);
-        }
+        state.heap.node_mut(node).stamps.record(slot);
         Ok(())
     }
 
@@ -447,6 +484,20 @@ impl<D: Device> Shared<D> {
         }
         state.sweep_pending();
         result.map(|_: u64| pending - state.pending_bytes())
+    }
+
+    /// Waits for streams, with no lock held, so that pages they use can be moved. That it fails is
+    /// no reason to fail: then pages are created.
+    fn wait_before_growing<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+    ) -> MutexGuard<'a, State> {
+        state.stats.num_waits_before_growing += 1;
+        drop(state);
+        let waited = self.wait_for_streams();
+        let mut state = lock(&self.state);
+        state.stats.num_device_errors += u64::from(waited.is_err());
+        state
     }
 
     // ---- the ladder ----------------------------------------------------------------------------
@@ -525,11 +576,11 @@ const MAX_COLLECTIONS: u32 = 1024;
 
 type Found = Option<(NodeId, DevicePtr)>;
 
-impl<D: Device> Climb<'_, D> {
+impl<'a, D: Device> Climb<'a, D> {
     fn attempt(&mut self, state: &mut State) -> Result<Found, AllocError> {
-        match state.attempt(&self.shared.device, self.request) {
+        match state.attempt(&self.shared.device, self.request, false) {
             Ok(node) => Ok(Some((node, DevicePtr(state.heap.node(node).addr)))),
-            Err(Miss::Full) => {
+            Err(Miss::Full | Miss::Busy) => {
                 self.freed_before = state.stats.allocated_bytes.all.freed;
                 Ok(None)
             }
@@ -537,19 +588,29 @@ impl<D: Device> Climb<'_, D> {
         }
     }
 
-    /// Releasing what is cached, then waiting for streams and releasing again.
+    /// What is cached, then waiting for streams, then what is cached again.
     fn cheap_rungs(&mut self) -> Result<Found, AllocError> {
-        let state = lock(&self.shared.state);
+        let shared = self.shared;
+        let state = lock(&shared.state);
+        let cached = if state.is_virtual() {
+            Rung::MovePages
+        } else {
+            Rung::ReleaseCached
+        };
         if self.best_case(&state)? < self.request.bytes {
             drop(state);
             const REASON: &str = "all that is free, cached and pending is less than the request";
-            self.skip(Rung::ReleaseCached, REASON);
+            self.skip(cached, REASON);
             self.skip(Rung::WaitForStreams, REASON);
             return Ok(None);
         }
-        if state.releasable() == 0 {
+        if state.is_virtual() {
             drop(state);
-            self.skip(Rung::ReleaseCached, "nothing cached can go back");
+            // The attempt that brought us here would have moved them.
+            self.skip(cached, "idle pages are fewer than the request needs");
+        } else if state.releasable() == 0 {
+            drop(state);
+            self.skip(cached, "nothing cached can go back");
         } else if let Some(found) = self.release_and_retry(state)? {
             return Ok(Some(found));
         }
@@ -564,24 +625,34 @@ impl<D: Device> Climb<'_, D> {
             .map(|bytes| *bytes)
             .map_err(ToString::to_string);
         self.report(Rung::WaitForStreams, started, result);
-        let mut state = lock(&self.shared.state);
+        let mut state = lock(&shared.state);
         if let Some(found) = self.attempt(&mut state)? {
             return Ok(Some(found));
         }
-        if state.releasable() == 0 {
+        if state.is_virtual() || state.releasable() == 0 {
             return Ok(None);
         }
         self.release_and_retry(state)
     }
 
-    fn release_and_retry(&mut self, mut state: MutexGuard<'_, State>) -> Result<Found, AllocError> {
-        let started = Instant::now();
+    /// Gives back as many segments as are missing, and tries again; then all of them.
+    fn release_and_retry(&mut self, mut state: MutexGuard<'a, State>) -> Result<Found, AllocError> {
+        let shared = self.shared;
+        let missing = state.missing_for(&shared.device, self.request)?;
         state.stats.num_alloc_retries += 1;
-        let released = state.release_cached(&self.shared.device);
-        let found = self.attempt(&mut state);
-        drop(state);
-        self.report(Rung::ReleaseCached, started, Ok(released));
-        found
+        for most in [missing, u64::MAX] {
+            let started = Instant::now();
+            let released = state.release_cached(&self.shared.device, most);
+            let found = self.attempt(&mut state);
+            let is_last = state.releasable() == 0 || !matches!(found, Ok(None));
+            drop(state);
+            self.report(Rung::ReleaseCached, started, Ok(released));
+            if is_last {
+                return found;
+            }
+            state = lock(&shared.state);
+        }
+        Ok(None)
     }
 
     /// The bytes that releasing and waiting could make available at the very best.
@@ -665,25 +736,20 @@ impl<D: Device> Climb<'_, D> {
     }
 
     fn report(&mut self, rung: Rung, started: Instant, result: Result<u64, String>) {
-        let microseconds = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let time = started.elapsed();
         let mut state = lock(&self.shared.state);
         let totals = state.stats.rungs.entry(rung.clone()).or_default();
-        totals.num_tried += 1;
-        totals.microseconds += microseconds;
+        totals.add(result.as_ref().copied(), time);
         let (outcome, bytes_freed) = match result {
             Ok(bytes) => (RungOutcome::Tried, bytes),
-            Err(text) => {
-                totals.num_failed += 1;
-                (RungOutcome::Failed(text), 0)
-            }
+            Err(text) => (RungOutcome::Failed(text), 0),
         };
-        totals.bytes_freed = totals.bytes_freed.saturating_add(bytes_freed);
         drop(state);
         self.rungs.push(RungReport {
             rung,
             outcome,
             bytes_freed,
-            microseconds,
+            microseconds: microseconds(time),
         });
     }
 

@@ -148,6 +148,11 @@ pub struct MemoryStats {
     pub num_device_alloc: u64,
     /// Device calls that gave memory back.
     pub num_device_free: u64,
+    /// Idle pages of virtual memory that were moved to where memory was needed, instead of creating
+    /// new ones.
+    pub num_pages_moved: u64,
+    /// How often an allocation waited for streams before it moved pages, to keep within the slack.
+    pub num_waits_before_growing: u64,
     /// Device calls that failed where the caller could not be told: in a free, a poll, a clean-up.
     pub num_device_errors: u64,
     /// What each rung of the out-of-memory ladder was asked and gave.
@@ -220,6 +225,8 @@ impl MemoryStats {
             ("num_sync_all_streams", self.num_sync_all_streams),
             ("num_device_alloc", self.num_device_alloc),
             ("num_device_free", self.num_device_free),
+            ("num_pages_moved", self.num_pages_moved),
+            ("num_waits_before_growing", self.num_waits_before_growing),
             ("num_device_errors", self.num_device_errors),
         ];
         keys.extend(scalars.map(|(key, value)| (key.to_owned(), value)));
@@ -246,6 +253,8 @@ impl MemoryStats {
         self.num_sync_all_streams = 0;
         self.num_device_alloc = 0;
         self.num_device_free = 0;
+        self.num_pages_moved = 0;
+        self.num_waits_before_growing = 0;
         self.num_device_errors = 0;
         self.rungs.clear();
     }
@@ -284,6 +293,6 @@ mod tests {
     #[test]
     fn every_family_has_all_its_keys() {
         let keys = MemoryStats::default().torch_keys();
-        assert_eq!(keys.len(), 9 * 3 * 4 + 6);
+        assert_eq!(keys.len(), 9 * 3 * 4 + 8);
     }
 }
