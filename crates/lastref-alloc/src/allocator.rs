@@ -3,7 +3,7 @@
 //! ```text
 //!  CachingAllocator ─┐
 //!  Block ────────────┼──▶ Shared ── device
-//!  Block ────────────┘      ├── Mutex<State>: heap, clocks, statistics, history
+//!  Block ────────────┘      ├── Mutex<State>: heaps of the pools, clocks, statistics, history
 //!                           └── Mutex<Vec<Reclaimer>>
 //! ```
 //!
@@ -28,10 +28,12 @@ use crate::error::{AllocError, InvalidFraction, OutOfMemoryError};
 use crate::heap::{MIN_BLOCK_BYTES, NodeId};
 use crate::ladder::{
     ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungOutcome, RungReport,
+    microseconds,
 };
 use crate::options::{AllocatorOptions, Backing, InvalidOption, Limit};
 use crate::pinning::pinned;
-use crate::state::{Miss, POOLS, Request, State};
+use crate::pool::{PoolStats, routed};
+use crate::state::{Miss, POOLS, PoolId, Request, State};
 use crate::stats::MemoryStats;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local};
 
@@ -118,10 +120,15 @@ impl<D: Device> CachingAllocator<D> {
             state: Mutex::new(state),
             reclaimers: Mutex::new(Vec::new()),
             next_reclaimer: AtomicU64::new(0),
+            num_scopes: AtomicU64::new(0),
         };
         Self {
             shared: Arc::new(shared),
         }
+    }
+
+    pub(crate) const fn shared(&self) -> &Arc<Shared<D>> {
+        &self.shared
     }
 
     pub(crate) const fn from_shared(shared: Arc<Shared<D>>) -> Self {
@@ -146,43 +153,7 @@ impl<D: Device> CachingAllocator<D> {
     /// failed otherwise or there is no such stream. Nothing is held in any of these cases.
     #[track_caller]
     pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<Block<D>, AllocError> {
-        let shared = &self.shared;
-        let at = Location::caller();
-        let block = |node: Option<NodeId>, ptr, rounded| {
-            if let (Some(observer), Some(_)) = (&shared.observer, node) {
-                observer.allocated(ptr, rounded, stream, at);
-            }
-            Block::new(Arc::clone(shared), node, ptr, bytes, rounded, stream)
-        };
-        if bytes == 0 {
-            return Ok(block(None, DevicePtr::NULL, 0));
-        }
-        if bytes > MAX_BYTES {
-            return Err(shared.too_large(bytes, &lock(&shared.state)));
-        }
-        let rounded = bytes.next_multiple_of(MIN_BLOCK_BYTES);
-        let mut state = lock(&shared.state);
-        let slot = state.clocks.slot(&shared.device, stream)?;
-        if state.clocks.is_retired(slot) {
-            return Err(AllocError::RetiredStream { stream });
-        }
-        let request = Request {
-            requested: bytes,
-            bytes: rounded,
-            stream: slot,
-        };
-        match state.attempt(&shared.device, &request) {
-            Ok(node) => {
-                let ptr = DevicePtr(state.heap.node(node).addr);
-                drop(state);
-                Ok(block(Some(node), ptr, rounded))
-            }
-            Err(Miss::Device(error)) => Err(error.into()),
-            Err(Miss::Full) => {
-                let (node, ptr) = shared.climb(state, &request)?;
-                Ok(block(Some(node), ptr, rounded))
-            }
-        }
+        Shared::alloc(&self.shared, routed(&self.shared), bytes, stream)
     }
 
     /// Gives all cached memory back to the device, where other programs can see it, and returns
@@ -199,7 +170,7 @@ impl<D: Device> CachingAllocator<D> {
     pub fn empty_cache(&self) -> DeviceResult<u64> {
         let waited = self.shared.wait_for_streams();
         let mut state = lock(&self.shared.state);
-        let released = state.release_cached(&self.shared.device);
+        let released = state.release_cached(&self.shared.device, u64::MAX);
         state.book_empty_cache(released);
         waited.map(|_| released)
     }
@@ -274,7 +245,7 @@ impl<D: Device> CachingAllocator<D> {
         lock(&self.shared.state).stats.reset_peaks();
     }
 
-    /// Sets everything that is counted up (allocated, freed, retries, rungs) to zero.
+    /// Sets everything that is counted up (allocated, freed, retries, rungs and so on) to zero.
     pub fn reset_accumulated_stats(&self) {
         lock(&self.shared.state).reset_accumulated_stats();
     }
@@ -395,41 +366,116 @@ pub(crate) struct Shared<D: Device> {
     /// Sorted by level, then by age.
     reclaimers: Mutex<Vec<(ReclaimerId, Arc<dyn Reclaimer>)>>,
     next_reclaimer: AtomicU64,
+    /// Open scopes of its pools, on all threads.
+    pub(crate) num_scopes: AtomicU64,
 }
 
 impl<D: Device> Shared<D> {
-    pub(crate) fn free(&self, node: NodeId, ptr: DevicePtr, bytes: u64) {
+    /// What [`CachingAllocator::alloc`] does, in a pool.
+    #[track_caller]
+    pub(crate) fn alloc(
+        shared: &Arc<Self>,
+        pool: PoolId,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<Block<D>, AllocError> {
+        let at = Location::caller();
+        let block = |node: Option<NodeId>, ptr, rounded| {
+            if let (Some(observer), Some(_)) = (&shared.observer, node) {
+                observer.allocated(ptr, rounded, stream, at);
+            }
+            Block::new(Arc::clone(shared), node, pool, ptr, bytes, rounded, stream)
+        };
+        if bytes == 0 {
+            return Ok(block(None, DevicePtr::NULL, 0));
+        }
+        if bytes > MAX_BYTES {
+            return Err(shared.too_large(bytes, &lock(&shared.state)));
+        }
+        let rounded = bytes.next_multiple_of(MIN_BLOCK_BYTES);
+        let mut state = lock(&shared.state);
+        let slot = state.clocks.slot(&shared.device, stream)?;
+        if state.clocks.is_retired(slot) {
+            return Err(AllocError::RetiredStream { stream });
+        }
+        let request = Request {
+            requested: bytes,
+            bytes: rounded,
+            stream: slot,
+            pool,
+        };
+        if pool != PoolId::DEFAULT && shared.device.is_capturing() {
+            state.keep(pool);
+        }
+        let may_wait = state.wait_before_growing;
+        let mut result = state.attempt(&shared.device, &request, may_wait);
+        if matches!(result, Err(Miss::Busy)) {
+            state = shared.wait_before_growing(state);
+            result = state.attempt(&shared.device, &request, false);
+        }
+        match result {
+            Ok(node) => {
+                let ptr = state.ptr(pool, node);
+                drop(state);
+                Ok(block(Some(node), ptr, rounded))
+            }
+            Err(Miss::Device(error)) => Err(error.into()),
+            Err(Miss::Full | Miss::Busy) => {
+                let (node, ptr) = shared.climb(state, &request)?;
+                Ok(block(Some(node), ptr, rounded))
+            }
+        }
+    }
+
+    pub(crate) fn free(&self, (pool, node): (PoolId, NodeId), ptr: DevicePtr, bytes: u64) {
         if let Some(observer) = &self.observer {
             for stream in observer.freed(ptr, bytes) {
                 // Fails for a stream that is gone. The observer has reported it; the caller of a
                 // free can be told nothing.
-                let _ = self.record_use(node, stream);
+                let _ = self.record_use((pool, node), stream);
             }
         }
-        lock(&self.state).free(node);
+        lock(&self.state).on(pool, |state| state.free(node));
     }
 
     pub(crate) fn record_stream(
         &self,
-        node: NodeId,
+        block: (PoolId, NodeId),
         ptr: DevicePtr,
         stream: StreamId,
     ) -> DeviceResult<()> {
-        self.record_use(node, stream)?;
+        self.record_use(block, stream)?;
         if let Some(observer) = &self.observer {
             observer.stream_recorded(ptr, stream);
         }
         Ok(())
     }
 
-    fn record_use(&self, node: NodeId, stream: StreamId) -> DeviceResult<()> {
+    fn record_use(&self, (pool, node): (PoolId, NodeId), stream: StreamId) -> DeviceResult<()> {
         let mut state = lock(&self.state);
         let slot = state.clocks.slot(&self.device, stream)?;
-        let block = state.heap.node_mut(node);
-        if block.stream != slot && !block.recorded.contains(&slot) {
-            block.recorded.push(slot);
-        }
+        state.on(pool, |state| state.heap.node_mut(node).stamps.record(slot));
         Ok(())
+    }
+
+    // ---- pools ---------------------------------------------------------------------------------
+
+    pub(crate) fn open_pool(&self) -> PoolId {
+        lock(&self.state).open_pool()
+    }
+
+    pub(crate) fn close_pool(&self, pool: PoolId) {
+        lock(&self.state).close_pool(&self.device, pool);
+    }
+
+    pub(crate) fn pool_stats(&self, pool: PoolId) -> PoolStats {
+        lock(&self.state).pool_stats(pool)
+    }
+
+    pub(crate) fn empty_pool(&self, pool: PoolId) -> DeviceResult<u64> {
+        let waited = self.wait_for_streams();
+        let released = lock(&self.state).empty_pool(&self.device, pool);
+        waited.map(|_| released)
     }
 
     /// Waits for all streams that still use freed memory, with no lock held. Returns the bytes
@@ -455,8 +501,22 @@ impl<D: Device> Shared<D> {
         for stream in reached {
             state.clocks.caught_up(stream);
         }
-        state.sweep_pending();
+        state.on_each(State::sweep_pending);
         result.map(|_: u64| pending - state.pending_bytes())
+    }
+
+    /// Waits for streams, with no lock held, so that pages they use can be moved. That it fails is
+    /// no reason to fail: then pages are created.
+    fn wait_before_growing<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+    ) -> MutexGuard<'a, State> {
+        state.stats.num_waits_before_growing += 1;
+        drop(state);
+        let waited = self.wait_for_streams();
+        let mut state = lock(&self.state);
+        state.stats.num_device_errors += u64::from(waited.is_err());
+        state
     }
 
     // ---- the ladder ----------------------------------------------------------------------------
@@ -535,11 +595,11 @@ const MAX_COLLECTIONS: u32 = 1024;
 
 type Found = Option<(NodeId, DevicePtr)>;
 
-impl<D: Device> Climb<'_, D> {
+impl<'a, D: Device> Climb<'a, D> {
     fn attempt(&mut self, state: &mut State) -> Result<Found, AllocError> {
-        match state.attempt(&self.shared.device, self.request) {
-            Ok(node) => Ok(Some((node, DevicePtr(state.heap.node(node).addr)))),
-            Err(Miss::Full) => {
+        match state.attempt(&self.shared.device, self.request, false) {
+            Ok(node) => Ok(Some((node, state.ptr(self.request.pool, node)))),
+            Err(Miss::Full | Miss::Busy) => {
                 self.freed_before = state.stats.allocated_bytes.all.freed;
                 Ok(None)
             }
@@ -547,19 +607,29 @@ impl<D: Device> Climb<'_, D> {
         }
     }
 
-    /// Releasing what is cached, then waiting for streams and releasing again.
+    /// What is cached, then waiting for streams, then what is cached again.
     fn cheap_rungs(&mut self) -> Result<Found, AllocError> {
-        let state = lock(&self.shared.state);
+        let shared = self.shared;
+        let state = lock(&shared.state);
+        let cached = if state.is_virtual() {
+            Rung::MovePages
+        } else {
+            Rung::ReleaseCached
+        };
         if self.best_case(&state)? < self.request.bytes {
             drop(state);
             const REASON: &str = "all that is free, cached and pending is less than the request";
-            self.skip(Rung::ReleaseCached, REASON);
+            self.skip(cached, REASON);
             self.skip(Rung::WaitForStreams, REASON);
             return Ok(None);
         }
-        if state.releasable() == 0 {
+        if state.is_virtual() {
             drop(state);
-            self.skip(Rung::ReleaseCached, "nothing cached can go back");
+            // The attempt that brought us here would have moved them.
+            self.skip(cached, "idle pages are fewer than the request needs");
+        } else if state.releasable() == 0 {
+            drop(state);
+            self.skip(cached, "nothing cached can go back");
         } else if let Some(found) = self.release_and_retry(state)? {
             return Ok(Some(found));
         }
@@ -578,24 +648,34 @@ impl<D: Device> Climb<'_, D> {
             .map(|bytes| *bytes)
             .map_err(ToString::to_string);
         self.report(Rung::WaitForStreams, started, result);
-        let mut state = lock(&self.shared.state);
+        let mut state = lock(&shared.state);
         if let Some(found) = self.attempt(&mut state)? {
             return Ok(Some(found));
         }
-        if state.releasable() == 0 {
+        if state.is_virtual() || state.releasable() == 0 {
             return Ok(None);
         }
         self.release_and_retry(state)
     }
 
-    fn release_and_retry(&mut self, mut state: MutexGuard<'_, State>) -> Result<Found, AllocError> {
-        let started = Instant::now();
+    /// Gives back as many segments as are missing, and tries again; then all of them.
+    fn release_and_retry(&mut self, mut state: MutexGuard<'a, State>) -> Result<Found, AllocError> {
+        let shared = self.shared;
+        let missing = state.missing_for(&shared.device, self.request)?;
         state.stats.num_alloc_retries += 1;
-        let released = state.release_cached(&self.shared.device);
-        let found = self.attempt(&mut state);
-        drop(state);
-        self.report(Rung::ReleaseCached, started, Ok(released));
-        found
+        for most in [missing, u64::MAX] {
+            let started = Instant::now();
+            let released = state.release_cached(&self.shared.device, most);
+            let found = self.attempt(&mut state);
+            let is_last = state.releasable() == 0 || !matches!(found, Ok(None));
+            drop(state);
+            self.report(Rung::ReleaseCached, started, Ok(released));
+            if is_last {
+                return found;
+            }
+            state = lock(&shared.state);
+        }
+        Ok(None)
     }
 
     /// The bytes that releasing and waiting could make available at the very best.
@@ -679,25 +759,20 @@ impl<D: Device> Climb<'_, D> {
     }
 
     fn report(&mut self, rung: Rung, started: Instant, result: Result<u64, String>) {
-        let microseconds = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let time = started.elapsed();
         let mut state = lock(&self.shared.state);
         let totals = state.stats.rungs.entry(rung.clone()).or_default();
-        totals.num_tried += 1;
-        totals.microseconds += microseconds;
+        totals.add(result.as_ref().copied(), time);
         let (outcome, bytes_freed) = match result {
             Ok(bytes) => (RungOutcome::Tried, bytes),
-            Err(text) => {
-                totals.num_failed += 1;
-                (RungOutcome::Failed(text), 0)
-            }
+            Err(text) => (RungOutcome::Failed(text), 0),
         };
-        totals.bytes_freed = totals.bytes_freed.saturating_add(bytes_freed);
         drop(state);
         self.rungs.push(RungReport {
             rung,
             outcome,
             bytes_freed,
-            microseconds,
+            microseconds: microseconds(time),
         });
     }
 
@@ -738,16 +813,17 @@ impl<D: Device> Climb<'_, D> {
                 .total_bytes
                 .saturating_sub(info.free_bytes)
                 .saturating_sub(reserved),
-            largest_hole: POOLS
-                .map(|pool| state.heap.largest_free(pool))
-                .into_iter()
-                .max()
-                .unwrap_or(0),
+            largest_hole: state.on(request.pool, |state| {
+                let largest = POOLS.map(|kind| state.heap.largest_free(kind));
+                largest.into_iter().max().unwrap_or(0)
+            }),
             pinned: None,
             rungs,
         };
         if error.is_fragmented() {
-            let found = pinned(&state.heap, &state.clocks, request.bytes);
+            let found = state.on(request.pool, |state| {
+                pinned(&state.heap, &state.clocks, request.bytes)
+            });
             error.pinned = Some(found).filter(|found| !found.blocks.is_empty());
         }
         Ok(error)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::allocator::{CachingAllocator, Shared};
 use crate::device::{Device, DevicePtr, DeviceResult, StreamId};
 use crate::heap::NodeId;
+use crate::state::PoolId;
 
 /// A piece of device memory, held. Dropping it frees it: the memory returns to the allocator's
 /// cache at that moment, on any thread, without a device call and without waiting.
@@ -21,8 +22,9 @@ use crate::heap::NodeId;
 /// [`record_stream`](Self::record_stream).
 pub struct Block<D: Device> {
     shared: Arc<Shared<D>>,
-    /// `None` for zero bytes.
+    /// `None` for zero bytes. In the heap of its pool.
     node: Option<NodeId>,
+    pool: PoolId,
     ptr: DevicePtr,
     requested: u64,
     bytes: u64,
@@ -33,6 +35,7 @@ impl<D: Device> Block<D> {
     pub(crate) const fn new(
         shared: Arc<Shared<D>>,
         node: Option<NodeId>,
+        pool: PoolId,
         ptr: DevicePtr,
         requested: u64,
         bytes: u64,
@@ -41,6 +44,7 @@ impl<D: Device> Block<D> {
         Self {
             shared,
             node,
+            pool,
             ptr,
             requested,
             bytes,
@@ -78,6 +82,11 @@ impl<D: Device> Block<D> {
         CachingAllocator::from_shared(Arc::clone(&self.shared))
     }
 
+    /// Whether it was allocated from this pool of this allocator.
+    pub(crate) fn is_from(&self, shared: &Arc<Shared<D>>, pool: PoolId) -> bool {
+        Arc::ptr_eq(&self.shared, shared) && self.node.is_some() && self.pool == pool
+    }
+
     /// Announces that work on `stream` uses this block. After the drop the memory is *pending*
     /// until that work, as far as it was submitted before the drop, is done.
     ///
@@ -87,7 +96,9 @@ impl<D: Device> Block<D> {
     /// stream.
     pub fn record_stream(&self, stream: StreamId) -> DeviceResult<()> {
         match self.node {
-            Some(node) => self.shared.record_stream(node, self.ptr, stream),
+            Some(node) => self
+                .shared
+                .record_stream((self.pool, node), self.ptr, stream),
             None => Ok(()),
         }
     }
@@ -96,7 +107,7 @@ impl<D: Device> Block<D> {
 impl<D: Device> Drop for Block<D> {
     fn drop(&mut self) {
         if let Some(node) = self.node {
-            self.shared.free(node, self.ptr, self.bytes);
+            self.shared.free((self.pool, node), self.ptr, self.bytes);
         }
     }
 }

@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 use crate::device::{Device, DeviceResult, EventId, StreamId};
 
 /// A stream's position in [`Clocks`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct StreamSlot(u32);
 
 impl StreamSlot {
@@ -32,28 +32,81 @@ impl StreamSlot {
     pub(crate) const DEFAULT: Self = Self(0);
 }
 
-/// The frees that a piece of memory has seen: the latest tick of each stream.
+/// The streams that use a piece of memory, and up to which tick.
+///
+/// Of memory that is held: the stream it was allocated on, first, and those it was recorded on, all
+/// at tick 0. Of memory that is free: the latest free on each stream, the latest of all first.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub(crate) struct Stamps(SmallVec<[(StreamSlot, u64); 2]>);
+pub(crate) struct Stamps {
+    slot: StreamSlot,
+    tick: u64,
+    /// Rarely any. A pointer, not to make every node of the heap larger.
+    #[expect(clippy::box_collection, reason = "a node must fit a cache line")]
+    others: Option<Box<Vec<(StreamSlot, u64)>>>,
+}
 
 impl Stamps {
-    /// Adds a stamp; of two of one stream the later one stays.
-    pub(crate) fn add(&mut self, slot: StreamSlot, tick: u64) {
-        match self.0.iter_mut().find(|(other, _)| *other == slot) {
-            Some((_, latest)) => *latest = tick.max(*latest),
-            None => self.0.push((slot, tick)),
+    /// Of memory held for `slot`.
+    pub(crate) const fn held(slot: StreamSlot) -> Self {
+        Self {
+            slot,
+            tick: 0,
+            others: None,
+        }
+    }
+
+    /// The first stream: of memory held or pending, the one it was allocated on.
+    pub(crate) const fn slot(&self) -> StreamSlot {
+        self.slot
+    }
+
+    /// When memory was freed last, roughly: finished frees may have been forgotten. 0 for memory
+    /// that never was in use.
+    pub(crate) const fn tick(&self) -> u64 {
+        self.tick
+    }
+
+    /// Adds a stream that uses the memory while it is held.
+    pub(crate) fn record(&mut self, slot: StreamSlot) {
+        if !self.iter().any(|(other, _)| other == slot) {
+            self.others.get_or_insert_default().push((slot, 0));
+        }
+    }
+
+    /// Forgets all but the first stream.
+    pub(crate) fn forget_others(&mut self) {
+        self.others = None;
+    }
+
+    /// Adds a stamp; of two of one stream the later one stays. A stamp that is `finished` says
+    /// nothing, and is not kept beside others: it would go with the memory for ever.
+    fn add(
+        &mut self,
+        (slot, tick): (StreamSlot, u64),
+        finished: &impl Fn(StreamSlot, u64) -> bool,
+    ) {
+        let others = self.others.iter_mut().flat_map(|others| others.iter_mut());
+        let own = std::iter::once((self.slot, &mut self.tick));
+        let mut all = own.chain(others.map(|(slot, tick)| (*slot, tick)));
+        if let Some((_, latest)) = all.find(|(other, _)| *other == slot) {
+            *latest = tick.max(*latest);
+        } else if tick > 0 && finished(self.slot, self.tick) {
+            (self.slot, self.tick) = (slot, tick);
+        } else if tick > 0 && !finished(slot, tick) {
+            self.others.get_or_insert_default().push((slot, tick));
         }
     }
 
     /// Adds all of another's stamps, as merging two blocks does.
-    pub(crate) fn merge(&mut self, other: &Self) {
-        for &(slot, tick) in &other.0 {
-            self.add(slot, tick);
+    pub(crate) fn merge(&mut self, other: &Self, finished: &impl Fn(StreamSlot, u64) -> bool) {
+        for stamp in other.iter() {
+            self.add(stamp, finished);
         }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (StreamSlot, u64)> + '_ {
-        self.0.iter().copied()
+        let others = self.others.iter().flat_map(|others| others.iter().copied());
+        std::iter::once((self.slot, self.tick)).chain(others)
     }
 }
 
@@ -161,20 +214,26 @@ impl Clocks {
         &mut self.clocks[slot.0 as usize]
     }
 
-    /// Stamps for memory freed now, used on `slot` and on `others`. Streams known to be done with
-    /// it (retired and finished ones) leave no stamp.
-    pub(crate) fn stamp(&mut self, slot: StreamSlot, others: &[StreamSlot]) -> Stamps {
+    /// Stamps memory that is freed now with the streams that use it.
+    pub(crate) fn stamp(&mut self, uses: &mut Stamps) {
         self.tick += 1;
-        let mut stamps = Stamps::default();
-        for &user in std::iter::once(&slot).chain(others) {
-            let tick = self.clock(user).retired.unwrap_or(self.tick);
-            let clock = self.clock_mut(user);
-            clock.stamped = clock.stamped.max(tick);
-            if clock.done < tick {
-                stamps.add(user, tick);
-            }
+        uses.tick = self.stamp_one(uses.slot);
+        for (slot, tick) in uses.others.iter_mut().flat_map(|others| others.iter_mut()) {
+            *tick = self.stamp_one(*slot);
         }
-        stamps
+    }
+
+    fn stamp_one(&mut self, slot: StreamSlot) -> u64 {
+        let now = self.tick;
+        let clock = self.clock_mut(slot);
+        let tick = clock.retired.unwrap_or(now);
+        clock.stamped = clock.stamped.max(tick);
+        tick
+    }
+
+    /// Whether the work of `slot` up to `tick` is known to be done.
+    pub(crate) fn is_done(&self, slot: StreamSlot, tick: u64) -> bool {
+        self.clock(slot).done >= tick
     }
 
     /// Takes every stamp as covered from now on.

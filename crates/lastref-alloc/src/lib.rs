@@ -23,6 +23,7 @@
 //! |---|---|
 //! | [`device`] | what is asked of a device |
 //! | `allocator`, `state` | the allocator: public face; what its lock protects |
+//! | `pool` | private pools |
 //! | `options` | settings, by builder or as text |
 //! | `heap` | which addresses are live, free or unmapped |
 //! | `clock` | when memory freed on one stream may be used on another |
@@ -43,6 +44,7 @@ mod history;
 pub mod ladder;
 mod options;
 mod pinning;
+mod pool;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 pub mod replay;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
@@ -61,4 +63,5 @@ pub use error::{AllocError, Bytes, InvalidFraction, OutOfMemoryError, Pinned, Pi
 pub use ladder::{ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId};
 pub use lastref_snapshot::Snapshot;
 pub use options::{AllocatorOptions, Backing, CONF_VARIABLE, InvalidOption};
+pub use pool::{MemPool, PoolScope, PoolStats};
 pub use stats::{EmptyCacheStats, MemoryStats, PoolKind, Stat, StatByPool};

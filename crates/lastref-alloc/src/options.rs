@@ -70,6 +70,8 @@ impl Limit {
 /// |---|---|---|---|
 /// | `expandable_segments` | `True` (default), `False` | [`with_backing`](Self::with_backing) | yes |
 /// | `per_process_memory_fraction` | 0 to 1 (default) | [`with_memory_fraction`](Self::with_memory_fraction) | yes |
+/// | `waste_slack_per_mille` | thousandths, 4 (default) | [`with_slack_per_mille`](Self::with_slack_per_mille) | |
+/// | `wait_before_growing` | `True` (default), `False` | [`with_wait_before_growing`](Self::with_wait_before_growing) | |
 /// | `memory_limit_mb` | MiB | [`with_memory_limit`](Self::with_memory_limit) | |
 /// | `history_entries` | a count, 0 (default) for none | [`with_history`](Self::with_history) | |
 ///
@@ -90,9 +92,13 @@ pub struct AllocatorOptions {
     pub(crate) backing: Option<Backing>,
     pub(crate) max_history_entries: Option<usize>,
     pub(crate) limit: Option<Limit>,
+    pub(crate) slack_per_mille: Option<u32>,
+    pub(crate) wait_before_growing: Option<bool>,
 }
 
 impl AllocatorOptions {
+    pub(crate) const DEFAULT_SLACK_PER_MILLE: u32 = 4;
+
     /// The defaults: virtual memory where there is some, no limit, no history.
     #[must_use]
     pub fn new() -> Self {
@@ -132,6 +138,24 @@ impl AllocatorOptions {
     #[must_use]
     pub const fn with_history(mut self, max_entries: usize) -> Self {
         self.max_history_entries = Some(max_entries);
+        self
+    }
+
+    /// Sets by how many thousandths what is reserved may pass the peak of what was in use so far.
+    /// Past that, idle pages of virtual memory are moved to where they are needed, and new ones are
+    /// created only if there are none. The default is 4. More means fewer moves and more waste.
+    #[must_use]
+    pub const fn with_slack_per_mille(mut self, slack: u32) -> Self {
+        self.slack_per_mille = Some(slack);
+        self
+    }
+
+    /// Chooses whether an allocation may wait for streams that still use idle pages, when moving
+    /// those would keep it within the slack. The default is yes. Before an out-of-memory error it
+    /// waits in any case.
+    #[must_use]
+    pub const fn with_wait_before_growing(mut self, wait: bool) -> Self {
+        self.wait_before_growing = Some(wait);
         self
     }
 
@@ -175,6 +199,8 @@ enum Sets {
     Backing,
     Limit,
     History,
+    Slack,
+    Wait,
 }
 
 struct Key {
@@ -213,6 +239,21 @@ const KEYS: &[Key] = &[
             let bytes = number(value)?.checked_mul(1 << 20)?;
             Some(options.with_memory_limit(bytes))
         },
+    },
+    Key {
+        name: "waste_slack_per_mille",
+        takes: "a whole number",
+        sets: Sets::Slack,
+        set: |options, value| {
+            let slack = u32::try_from(number(value)?).ok()?;
+            Some(options.with_slack_per_mille(slack))
+        },
+    },
+    Key {
+        name: "wait_before_growing",
+        takes: "True or False",
+        sets: Sets::Wait,
+        set: |options, value| Some(options.with_wait_before_growing(boolean(value)?)),
     },
     Key {
         name: "history_entries",
@@ -354,6 +395,14 @@ mod tests {
                 "memory_limit_mb:512",
                 AllocatorOptions::new().with_memory_limit(512 << 20),
             ),
+            (
+                "waste_slack_per_mille:15",
+                AllocatorOptions::new().with_slack_per_mille(15),
+            ),
+            (
+                "wait_before_growing:False",
+                AllocatorOptions::new().with_wait_before_growing(false),
+            ),
             ("history_entries:7", AllocatorOptions::new().with_history(7)),
             (
                 " expandable_segments : False ,history_entries:0",
@@ -417,6 +466,8 @@ mod tests {
                 "history_entries:99999999999999999999",
                 "takes a whole number",
             ),
+            ("waste_slack_per_mille:5000000000", "takes a whole number"),
+            ("wait_before_growing:0", "takes True or False"),
             ("history_entries:1:2", "takes a whole number, not \"1:2\""),
             (
                 "history_entries:1,history_entries:1",

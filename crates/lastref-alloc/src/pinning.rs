@@ -23,11 +23,11 @@ pub(crate) fn pinned(heap: &Heap, clocks: &Clocks, bytes: u64) -> Pinned {
             State::Live | State::Pending => found.blocks.push(PinningBlock {
                 ptr: DevicePtr(node.addr),
                 bytes: node.bytes,
-                stream: clocks.stream(node.stream),
+                stream: clocks.stream(node.stamps.slot()),
                 pending: node.state == State::Pending,
             }),
             State::Free => found.free_bytes += node.bytes,
-            State::Fresh | State::Stuck | State::Unmapped | State::Vacant => {}
+            _ => {}
         }
     }
     found
@@ -44,7 +44,7 @@ fn cost(node: &Node) -> u64 {
 /// The nodes of the stretch of at least `bytes` bytes in which the least is held.
 fn best_window(heap: &Heap, bytes: u64) -> Option<Vec<NodeId>> {
     let mut best: Option<(u64, Vec<NodeId>)> = None;
-    for (region, _) in heap.regions().filter(|(_, region)| region.bytes >= bytes) {
+    for (region, _) in heap.regions() {
         let nodes: Vec<(NodeId, &Node)> = heap.nodes_of(region).collect();
         let (mut end, mut length, mut held) = (0, 0, 0);
         // A best window starts or ends at the border of a node; one that starts at a border and

@@ -58,6 +58,15 @@ pub struct Stat {
 }
 
 impl Stat {
+    /// Books the change to a value that is counted elsewhere.
+    pub(crate) fn set(&mut self, value: u64) {
+        if value > self.current {
+            self.increase(value - self.current);
+        } else {
+            self.decrease(self.current - value);
+        }
+    }
+
     fn increase(&mut self, by: u64) {
         self.current += by;
         self.allocated += by;
@@ -148,6 +157,11 @@ pub struct MemoryStats {
     pub num_device_alloc: u64,
     /// Device calls that gave memory back.
     pub num_device_free: u64,
+    /// Idle pages of virtual memory that were moved to where memory was needed, instead of creating
+    /// new ones.
+    pub num_pages_moved: u64,
+    /// How often an allocation waited for streams before it moved pages, to keep within the slack.
+    pub num_waits_before_growing: u64,
     /// Device calls that failed where the caller could not be told: in a free, a poll, a clean-up.
     pub num_device_errors: u64,
     /// What calls of `empty_cache` gave back, and how much of it was obtained again.
@@ -238,6 +252,8 @@ impl MemoryStats {
             ("num_sync_all_streams", self.num_sync_all_streams),
             ("num_device_alloc", self.num_device_alloc),
             ("num_device_free", self.num_device_free),
+            ("num_pages_moved", self.num_pages_moved),
+            ("num_waits_before_growing", self.num_waits_before_growing),
             ("num_device_errors", self.num_device_errors),
             ("empty_cache_calls", self.empty_cache.num_calls),
             (
@@ -311,6 +327,8 @@ impl MemoryStats {
         self.num_sync_all_streams = 0;
         self.num_device_alloc = 0;
         self.num_device_free = 0;
+        self.num_pages_moved = 0;
+        self.num_waits_before_growing = 0;
         self.num_device_errors = 0;
         self.empty_cache = EmptyCacheStats::default();
         self.rungs.clear();
@@ -350,6 +368,6 @@ mod tests {
     #[test]
     fn every_family_has_all_its_keys() {
         let keys = MemoryStats::default().torch_keys();
-        assert_eq!(keys.len(), 9 * 3 * 4 + 9);
+        assert_eq!(keys.len(), 9 * 3 * 4 + 11);
     }
 }

@@ -3,7 +3,7 @@
 #![cfg(target_os = "linux")]
 
 use lastref_alloc::sim::{Call, SimDevice, SimOptions};
-use lastref_alloc::{AllocatorOptions, CachingAllocator, StreamId};
+use lastref_alloc::{AllocatorOptions, CachingAllocator, Device, FillValue, StreamId};
 
 const MIB: u64 = 1 << 20;
 const S0: StreamId = StreamId::DEFAULT;
@@ -84,4 +84,44 @@ fn a_change_touches_only_what_it_names_and_never_the_kind_of_memory() {
     let change = |text: &str| allocator.change_options(&text.parse().unwrap());
     assert!(change("expandable_segments:True").is_err());
     change("expandable_segments:False").unwrap();
+}
+
+#[test]
+fn the_slack_and_the_wait_are_settings_too() {
+    // A stretch that is free and idle, and one that work still uses.
+    let fill = |options: &str| {
+        let allocator = with(&format!("wait_before_growing:False,{options}"));
+        let blocks = [40, 2, 40, 2].map(|mib| allocator.alloc(mib * MIB, S0).unwrap());
+        let [first, keep, second, last] = blocks;
+        drop((first, second));
+        let large = allocator.alloc(60 * MIB, S0).unwrap();
+        let reserved = allocator.stats().reserved_bytes.all.current;
+        drop((keep, last, large));
+        reserved
+    };
+    assert_eq!(
+        fill("waste_slack_per_mille:0"),
+        84 * MIB,
+        "idle pages are moved"
+    );
+    assert_eq!(
+        fill("waste_slack_per_mille:1000"),
+        144 * MIB,
+        "there is slack for new ones"
+    );
+    for (wait, waits) in [("True", 1), ("False", 0)] {
+        let allocator = with(&format!("wait_before_growing:{wait}"));
+        let device = allocator.device().clone();
+        let side = device.create_stream(0).unwrap();
+        let block = allocator.alloc(40 * MIB, side).unwrap();
+        for _ in 0..2000 {
+            device
+                .fill(block.ptr(), FillValue::U8(1), 64, side)
+                .unwrap();
+        }
+        drop(block);
+        let _other = allocator.alloc(40 * MIB, S0).unwrap();
+        let counted = allocator.stats().num_waits_before_growing;
+        assert_eq!(counted, waits, "{wait}");
+    }
 }

@@ -194,7 +194,11 @@ fn emptying_the_cache_empties_pools_and_one_pool_alone() {
             drop(allocator.alloc(40 * MIB, S0).unwrap());
         };
         fill();
-        assert_eq!(one.empty_cache().unwrap(), 40 * MIB, "it waits for the stream");
+        assert_eq!(
+            one.empty_cache().unwrap(),
+            40 * MIB,
+            "it waits for the stream"
+        );
         assert_eq!(one.stats().reserved_bytes.current, 0);
         assert_eq!(two.stats().reserved_bytes.current, 40 * MIB);
         assert_eq!(reserved(&allocator), 80 * MIB);
@@ -248,7 +252,9 @@ fn closing_a_pool_waits_for_nothing() {
         let pool = allocator.create_pool();
         let [own, recorded] = [40, 60].map(|mib| pool.alloc(mib * MIB, S0).unwrap());
         for (block, stream) in [(&own, S0), (&recorded, side)] {
-            device.fill(block.ptr(), FillValue::U8(1), 8, stream).unwrap();
+            device
+                .fill(block.ptr(), FillValue::U8(1), 8, stream)
+                .unwrap();
         }
         recorded.record_stream(side).unwrap();
         drop((own, recorded));
@@ -257,8 +263,9 @@ fn closing_a_pool_waits_for_nothing() {
         assert_eq!(reserved(&allocator), 100 * MIB, "work may still use it");
         check(&allocator);
         device.synchronize().unwrap();
-        drop(allocator.alloc(10 * MIB, S0).unwrap());
-        assert!(reserved(&allocator) < 60 * MIB);
+        let block = allocator.alloc(90 * MIB, S0).unwrap();
+        assert!(reserved(&allocator) <= 100 * MIB, "it serves others");
+        drop(block);
         allocator.empty_cache().unwrap();
         assert_eq!(reserved(&allocator), 0);
         check(&allocator);
@@ -273,8 +280,13 @@ fn a_pool_counts_what_it_holds() {
         let pool = allocator.create_pool();
         let numbers = || {
             let stats = pool.stats();
-            [stats.allocation, stats.allocated_bytes, stats.active_bytes, stats.reserved_bytes]
-                .map(|stat| (stat.current, stat.peak))
+            [
+                stats.allocation,
+                stats.allocated_bytes,
+                stats.active_bytes,
+                stats.reserved_bytes,
+            ]
+            .map(|stat| (stat.current, stat.peak))
         };
         assert_eq!(numbers(), [(0, 0); 4]);
         let first = pool.alloc(40 * MIB, S0).unwrap();
@@ -282,7 +294,9 @@ fn a_pool_counts_what_it_holds() {
         let _other = allocator.alloc(MIB, S0).unwrap();
         let full = (80 * MIB, 80 * MIB);
         assert_eq!(numbers(), [(2, 2), full, full, full]);
-        device.fill(second.ptr(), FillValue::U8(1), 8, side).unwrap();
+        device
+            .fill(second.ptr(), FillValue::U8(1), 8, side)
+            .unwrap();
         second.record_stream(side).unwrap();
         drop(second);
         let half = (40 * MIB, 80 * MIB);
@@ -310,7 +324,9 @@ fn what_a_graph_uses_stays_until_its_pool_is_closed() {
         device.synchronize().unwrap();
         device.begin_capture(stream).unwrap();
         let scratch = pool.alloc(100 * MIB, stream).unwrap();
-        device.fill(scratch.ptr(), FillValue::U8(3), 64, stream).unwrap();
+        device
+            .fill(scratch.ptr(), FillValue::U8(3), 64, stream)
+            .unwrap();
         let at = scratch.ptr();
         drop(scratch);
         let graph = device.end_capture(stream).unwrap();
@@ -342,7 +358,11 @@ fn pools_are_safe_from_many_threads() {
                 scope.spawn(move || {
                     for round in 0..50 {
                         let own = allocator.create_pool();
-                        let scope = if (thread + round) % 2 == 0 { own.enter() } else { shared.enter() };
+                        let scope = if (thread + round) % 2 == 0 {
+                            own.enter()
+                        } else {
+                            shared.enter()
+                        };
                         let blocks: Vec<_> = (1..5)
                             .map(|n| allocator.alloc(n * 300_000, S0).unwrap())
                             .collect();

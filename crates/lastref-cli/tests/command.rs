@@ -540,12 +540,12 @@ mod demo {
     }
 
     #[test]
-    fn the_ladder_gives_the_cache_back_and_then_the_error_adds_up() {
+    fn the_ladder_puts_the_cache_to_use_and_then_the_error_adds_up() {
         let out = demo(None).out;
         let full = after(&out, "let d = Tensor::empty_with([5 * eighth], gpu)?;");
         assert!(full.contains("d → 5.00 GiB on cuda:0"), "{full}");
         assert!(
-            full.contains("ladder: give cached memory back to the device"),
+            full.contains("ladder: move idle pages to where they are needed, once"),
             "{full}"
         );
         let error = after(&out, "Tensor::empty_with([4 * eighth], gpu)");
@@ -558,10 +558,10 @@ mod demo {
             let mut words = line.split_whitespace().skip(1);
             let number: f64 = words.next().unwrap().parse().unwrap();
             number
-                * if words.next() == Some("GiB") {
-                    1.0
-                } else {
-                    0.0
+                * match words.next() {
+                    Some("GiB") => 1.0,
+                    Some("MiB") => 1.0 / 1024.0,
+                    _ => 0.0,
                 }
         };
         let parts = ["allocated", "pending", "cached", "other", "free"];

@@ -384,6 +384,7 @@ impl SimDevice {
         let asked = Asked {
             call: name,
             at: Location::caller(),
+            in_graph: false,
         };
         let on = (self.0.device, stream);
         lock(&self.0.world).launch(on, asked, uses, microseconds)
@@ -551,6 +552,7 @@ const fn asked(call: Call) -> Asked {
     Asked {
         call: call.name(),
         at: Location::caller(),
+        in_graph: false,
     }
 }
 

@@ -39,6 +39,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::memory::Place;
+use super::world::Asked;
 use crate::device::{DevicePtr, StreamId};
 use crate::error::Bytes;
 
@@ -531,26 +532,20 @@ impl Races {
     // ---- uses of memory -------------------------------------------------------------------
 
     /// Work was submitted to `stream` that uses memory.
-    pub(super) fn used(
-        &mut self,
-        stream: StreamKey,
-        what: &'static str,
-        at: &'static Location<'static>,
-        touched: Vec<Touched>,
-    ) {
+    pub(super) fn used(&mut self, stream: StreamKey, asked: Asked, touched: Vec<Touched>) {
         self.sequence += 1;
         let sequence = self.sequence;
         let actor = self.reach(stream);
         for touched in touched {
             let block = self.block_at(touched.device, touched.ptr);
             let site = Arc::new(MemoryUse {
-                what,
+                what: asked.call,
                 device: u32::try_from(stream.0).unwrap_or(u32::MAX),
                 stream: stream.1,
                 ptr: touched.ptr,
                 bytes: touched.bytes,
                 writes: touched.writes,
-                at,
+                at: asked.at,
                 sequence,
                 block: block.map(|block| block.site),
             });
@@ -558,7 +553,7 @@ impl Races {
                 site: block,
                 freed: Some(freed),
                 ..
-            }) = block
+            }) = block.filter(|_| !asked.in_graph)
             {
                 let used = (*site).clone();
                 let race = Race::UsedAfterFree { block, freed, used };

@@ -142,6 +142,8 @@ impl KernelUse {
 pub(super) struct Asked {
     pub(super) call: &'static str,
     pub(super) at: &'static Location<'static>,
+    /// Whether it is part of a graph, which may use memory that was freed while it was captured.
+    pub(super) in_graph: bool,
 }
 
 #[derive(Debug)]
@@ -667,7 +669,7 @@ impl World {
                 });
             }
         }
-        races.used(stream, asked.call, asked.at, touched);
+        races.used(stream, asked, touched);
     }
 
     /// Queues work on a stream.
@@ -921,7 +923,11 @@ impl World {
         let row = super::one_row(src.len() as u64);
         let uses = [Rows::write(device, dst, row)];
         let bytes = Box::from(src);
-        let asked = Asked { call, at };
+        let asked = Asked {
+            call,
+            at,
+            in_graph: false,
+        };
         self.submit_uses((device, stream), asked, &uses, Work::Write { dst, bytes })
     }
 
@@ -940,7 +946,15 @@ impl World {
         if !dst.is_empty() {
             let row = super::one_row(dst.len() as u64);
             let uses = [Rows::read(device, src, row)];
-            self.note_uses((device, stream), Asked { call, at }, &uses);
+            self.note_uses(
+                (device, stream),
+                Asked {
+                    call,
+                    at,
+                    in_graph: false,
+                },
+                &uses,
+            );
         }
         self.finish_stream(device, (device, stream));
         let state = &mut self.devices[device];
@@ -1119,6 +1133,7 @@ impl World {
             let asked = Asked {
                 call: captured.call,
                 at,
+                in_graph: true,
             };
             let work = captured.work.clone();
             self.submit_uses((device, stream), asked, &captured.uses, work)?;
