@@ -67,6 +67,8 @@ pub(crate) struct State {
     private_pools: Vec<Option<Box<Pool>>>,
     at_work: PoolId,
     num_closed: usize,
+    /// What other pools changed of what is in use while the pool at work was; see [`State::on`].
+    counted_elsewhere: [u64; 3],
     pub(crate) clocks: Clocks,
     pub(crate) stats: MemoryStats,
     pub(crate) history: History,
@@ -97,6 +99,7 @@ impl State {
             private_pools: Vec::new(),
             at_work: PoolId::DEFAULT,
             num_closed: 0,
+            counted_elsewhere: [0; 3],
             clocks: Clocks::new(),
             stats: MemoryStats::default(),
             history: History::default(),
@@ -317,6 +320,15 @@ impl State {
             }
         }
         self.sweep_pending();
+    }
+
+    /// Asks the device how far each stream is, and frees the pending blocks that they are done with.
+    /// Does not wait.
+    fn poll_streams(&mut self, device: &impl Device) {
+        if self.clocks.poll(device, None).is_err() {
+            self.stats.num_device_errors += 1;
+        }
+        self.on_each(Self::sweep_pending);
     }
 
     /// Frees pending blocks whose streams are known to be done with them.

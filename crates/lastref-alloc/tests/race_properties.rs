@@ -1,7 +1,7 @@
 //! Random programs on several streams: a correct one has no race, and with the allocator's clock
 //! check switched off one is found at once.
 //!
-//! A program allocates and frees on two threads, uses blocks on any stream, makes streams wait for
+//! A program allocates and frees on two threads, from private pools and the default one, uses blocks on any stream, makes streams wait for
 //! each other, records streams or waits instead, synchronises, empties the cache, lets device calls
 //! fail and destroys streams. It is correct by construction: before a stream uses a block, it is
 //! made to wait for the stream that the block belongs to and for the uses that it conflicts with;
@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use lastref_alloc::sim::{Call, Fault, KernelUse, SimDevice, SimOptions};
 use lastref_alloc::{
-    AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, EventId, StreamId,
+    AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, EventId, MemPool,
+    StreamId,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -24,6 +25,7 @@ use proptest::test_runner::TestRunner;
 const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 64 * MIB;
 const NUM_STREAMS: usize = 3;
+const NUM_POOLS: usize = 2;
 
 /// What makes it safe to drop a block that another stream than its own has used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,9 +41,13 @@ enum Op {
     Alloc {
         bytes: u64,
         stream: usize,
+        /// From this private pool.
+        pool: Option<usize>,
         worker: bool,
         fault: Option<(Call, u64)>,
     },
+    /// A private pool goes, another comes.
+    ReplacePool(usize),
     Free {
         at: usize,
         worker: bool,
@@ -76,8 +82,15 @@ fn ops() -> impl Strategy<Value = Op> {
     ]);
     let care = prop::sample::select(vec![Care::RecordStream, Care::StreamWaits, Care::HostWaits]);
     prop_oneof![
-        12 => (sizes, stream(), any::<bool>(), prop::option::weighted(0.1, (call, 1..4_u64)))
-            .prop_map(|(bytes, stream, worker, fault)| Op::Alloc { bytes, stream, worker, fault }),
+        12 => (
+            sizes,
+            stream(),
+            prop::option::weighted(0.3, 0..NUM_POOLS),
+            any::<bool>(),
+            prop::option::weighted(0.1, (call, 1..4_u64)),
+        )
+            .prop_map(|(bytes, stream, pool, worker, fault)| Op::Alloc { bytes, stream, pool, worker, fault }),
+        1 => (0..NUM_POOLS).prop_map(Op::ReplacePool),
         10 => (any::<usize>(), any::<bool>()).prop_map(|(at, worker)| Op::Free { at, worker }),
         12 => (any::<usize>(), stream(), any::<bool>(), care)
             .prop_map(|(at, stream, writes, care)| Op::Use { at, stream, writes, care }),
@@ -139,6 +152,7 @@ struct Program {
     device: SimDevice,
     allocator: CachingAllocator<SimDevice>,
     streams: Vec<StreamId>,
+    pools: Vec<MemPool<SimDevice>>,
     held: Vec<Held>,
     worker: Worker,
 }
@@ -152,12 +166,14 @@ impl Program {
         if !checked {
             allocator.disable_clock_check();
         }
+        let pools = (0..NUM_POOLS).map(|_| allocator.create_pool()).collect();
         let mut streams = vec![StreamId::DEFAULT];
         streams.extend((1..NUM_STREAMS).map(|_| device.create_stream(0).unwrap()));
         Self {
             device,
             allocator,
             streams,
+            pools,
             held: Vec::new(),
             worker: Worker::new(),
         }
@@ -239,18 +255,24 @@ impl Program {
             Op::Alloc {
                 bytes,
                 stream,
+                pool,
                 worker,
                 fault,
             } => {
                 let stream = self.streams[stream];
+                let pool = pool.map(|pool| self.pools[pool].clone());
                 if let Some((call, n)) = fault {
                     self.device.inject(Fault::nth(call, n));
                 }
                 let allocator = self.allocator.clone();
-                let block = if worker {
-                    self.worker.run(move || allocator.alloc(bytes, stream))
-                } else {
+                let alloc = move || {
+                    let _scope = pool.as_ref().map(MemPool::enter);
                     allocator.alloc(bytes, stream)
+                };
+                let block = if worker {
+                    self.worker.run(alloc)
+                } else {
+                    alloc()
                 };
                 if fault.is_some() {
                     self.device.clear_faults();
@@ -281,6 +303,7 @@ impl Program {
             } if !self.held.is_empty() => {
                 self.use_block(at % self.held.len(), self.streams[stream], writes, care);
             }
+            Op::ReplacePool(pool) => self.pools[pool] = self.allocator.create_pool(),
             Op::EmptyCache => {
                 let _ = self.allocator.empty_cache();
             }

@@ -156,3 +156,29 @@ fn copies_in_opposite_directions_do_not_wait_for_each_other() {
     let values = a.to_vec::<f32>().unwrap();
     assert!(values.iter().all(|value| *value == values[0]));
 }
+
+#[test]
+fn a_pool_takes_the_tensors_of_its_scope() {
+    let _turn = turn(TWO);
+    let pool = cuda::MemPool::new(None).unwrap();
+    assert_eq!((pool.device(), pool.memory_reserved()), (0, 0));
+    let outside = bytes_on_gpu(30 * MIB).unwrap();
+    let (inside, elsewhere) = {
+        let _scope = cuda::use_mem_pool(&pool);
+        let other = Tensor::empty_with([100], DType::U8, Device::Cuda(1)).unwrap();
+        let thread = std::thread::spawn(|| bytes_on_gpu(20 * MIB).unwrap());
+        (
+            bytes_on_gpu(40 * MIB).unwrap(),
+            [other, thread.join().unwrap()],
+        )
+    };
+    assert_eq!(pool.memory_allocated(), 40 * MIB as u64);
+    assert_eq!(pool.stats().allocation.current, 1);
+    assert_eq!(cuda::memory_allocated(0).unwrap(), 90 * MIB as u64);
+    let reserved = pool.memory_reserved();
+    assert!(reserved >= 40 * MIB as u64);
+    drop(pool);
+    assert_eq!(inside.numel(), 40 * MIB as usize);
+    drop((outside, inside, elsewhere));
+    assert!(cuda::MemPool::new(7).is_err());
+}

@@ -392,9 +392,7 @@ impl State {
     /// it is known to be done: what was freed longest ago first. Returns how many bytes; the device
     /// calls that failed are counted, their memory stays cached.
     pub(crate) fn release_cached(&mut self, device: &impl Device, most: u64) -> u64 {
-        if self.clocks.poll(device, None).is_err() {
-            self.stats.num_device_errors += 1;
-        }
+        self.poll_streams(device);
         let before = self.reserved();
         let mut taken = self.spare_bytes();
         self.on_each(|state| {

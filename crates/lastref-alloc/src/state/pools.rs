@@ -14,7 +14,7 @@
 
 use super::State;
 use crate::device::{Device, DevicePtr};
-use crate::heap::{Heap, NodeId, RegionKind, Totals};
+use crate::heap::{Heap, NodeId, RegionKind, State as Node, Totals};
 use crate::pool::PoolStats;
 use crate::stats::PoolKind;
 
@@ -104,11 +104,14 @@ impl State {
             ]
         };
         let was = counted(self);
+        let outer = std::mem::take(&mut self.counted_elsewhere);
         let result = f(self);
+        let is = counted(self);
+        // Numbers go up and down; what matters is that they add up.
+        let change = |at: usize| is[at].wrapping_sub(was[at]);
         if pool != PoolId::DEFAULT {
-            // What is in use changes only by what the pool at work does. Pages may also be taken
-            // for another pool: those are counted where they are.
-            let is = counted(self);
+            let own = |at: usize| change(at).wrapping_sub(self.counted_elsewhere[at]);
+            let own = [own(0), own(1), own(2)];
             let reserved = [PoolKind::Small, PoolKind::Large]
                 .map(|kind| self.heap.totals(kind).mapped_bytes)
                 .iter()
@@ -119,11 +122,12 @@ impl State {
                 &mut stats.allocated_bytes,
                 &mut stats.active_bytes,
             ];
-            for (stat, (is, was)) in families.into_iter().zip(is.into_iter().zip(was)) {
-                stat.set(stat.current + is - was);
+            for (stat, own) in families.into_iter().zip(own) {
+                stat.set(stat.current.wrapping_add(own));
             }
             stats.reserved_bytes.set(reserved);
         }
+        self.counted_elsewhere = [0, 1, 2].map(|at| outer[at].wrapping_add(change(at)));
         self.put_to_work(before);
         result
     }
@@ -189,9 +193,7 @@ impl State {
     /// Gives what is free in a pool back to the device, as far as all work on it is known to be done.
     /// Returns how many bytes.
     pub(crate) fn empty_pool(&mut self, device: &impl Device, pool: PoolId) -> u64 {
-        if self.clocks.poll(device, None).is_err() {
-            self.stats.num_device_errors += 1;
-        }
+        self.poll_streams(device);
         let before = self.reserved();
         self.on(pool, |state| {
             if !state.is_kept() {
@@ -210,9 +212,7 @@ impl State {
         closed.is_closed = true;
         closed.is_kept = false;
         self.num_closed += 1;
-        if self.clocks.poll(device, None).is_err() {
-            self.stats.num_device_errors += 1;
-        }
+        self.poll_streams(device);
         self.on(pool, |state| state.release_at_work(device, u64::MAX));
         self.destroy_spare_pages(device);
         self.remove_closed(device);
@@ -222,17 +222,12 @@ impl State {
     /// Takes what closed pools have free for whoever needs memory now: pages become spare, segments
     /// go back to the device.
     pub(super) fn drain_closed(&mut self, device: &impl Device) {
+        self.poll_streams(device);
         for slot in 0..self.private_pools.len() {
             let pool = self.private_pools[slot].as_ref();
             if pool.is_some_and(|pool| pool.is_closed) {
                 let pool = PoolId(u32::try_from(slot + 1).unwrap_or(0));
-                self.on(pool, |state| {
-                    state.complete_pending(device);
-                    if state.clocks.poll(device, None).is_err() {
-                        state.stats.num_device_errors += 1;
-                    }
-                    state.release_at_work(device, u64::MAX);
-                });
+                self.on(pool, |state| state.release_at_work(device, u64::MAX));
             }
         }
         self.remove_closed(device);
@@ -284,6 +279,33 @@ impl State {
             if pool.is_closed && mapped == 0 {
                 return Err(format!(
                     "pool {number} is closed and empty, and was not removed"
+                ));
+            }
+            let nodes = pool
+                .heap
+                .regions()
+                .flat_map(|(id, _)| pool.heap.nodes_of(id));
+            let mut counted = [0; 3];
+            for (_, node) in nodes {
+                match node.state {
+                    Node::Live => {
+                        counted[0] += 1;
+                        counted[1] += node.bytes;
+                        counted[2] += node.bytes;
+                    }
+                    Node::Pending => counted[2] += node.bytes,
+                    _ => {}
+                }
+            }
+            let stats = &pool.stats;
+            let said = [
+                stats.allocation.current,
+                stats.allocated_bytes.current,
+                stats.active_bytes.current,
+            ];
+            if counted != said {
+                return Err(format!(
+                    "pool {number} counts {said:?}, its nodes say {counted:?}"
                 ));
             }
         }

@@ -9,6 +9,7 @@
 //! that returns a result says so.
 
 mod event;
+mod pool;
 pub(crate) mod runtime;
 mod stream;
 mod summary;
@@ -21,6 +22,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::{Error, Result};
 
 pub use event::Event;
+pub use pool::{MemPool, MemPoolContext, use_mem_pool};
 use stream::current_id;
 pub(crate) use stream::same_device;
 pub use stream::{
