@@ -165,7 +165,7 @@ fn a_pool_takes_the_tensors_of_its_scope() {
     let outside = bytes_on_gpu(30 * MIB).unwrap();
     let (inside, elsewhere) = {
         let _scope = cuda::use_mem_pool(&pool);
-        let other = Tensor::empty_with([100], DType::U8, Device::Cuda(1)).unwrap();
+        let other = Tensor::empty([100]).unwrap().to_device(Device::Cuda(1)).unwrap();
         let thread = std::thread::spawn(|| bytes_on_gpu(20 * MIB).unwrap());
         (
             bytes_on_gpu(40 * MIB).unwrap(),
@@ -178,7 +178,7 @@ fn a_pool_takes_the_tensors_of_its_scope() {
     let reserved = pool.memory_reserved();
     assert!(reserved >= 40 * MIB as u64);
     drop(pool);
-    assert_eq!(inside.numel(), 40 * MIB as usize);
+    assert_eq!(inside.nbytes(), 40 * MIB as u64);
     drop((outside, inside, elsewhere));
     assert!(cuda::MemPool::new(7).is_err());
 }
