@@ -326,6 +326,10 @@ def _set_allocator_settings(settings: str) -> None:
     * ``expandable_segments`` (``True``, the default, or ``False``): only in ``LASTREF_ALLOC_CONF``.
     * ``per_process_memory_fraction`` (0 to 1): as `set_per_process_memory_fraction`.
     * ``memory_limit_mb`` (MiB): the same as a size.
+    * ``waste_slack_per_mille`` (4): by how many thousandths what is reserved may pass the peak in use,
+      before idle pages are moved instead of creating new ones.
+    * ``wait_before_growing`` (``True`` or ``False``): whether an allocation may wait for streams rather
+      than pass that slack.
     * ``history_entries``: how many allocations and frees `memory_snapshot` shows; 0, the default, for
       none.
 

@@ -100,6 +100,19 @@ fn where_no_segment_is_long_enough_partly_free_ones_are_named() {
         .collect();
     assert_eq!(held, [6]);
     assert_eq!(pinned.free_bytes, 26 * MIB);
+    // The segment with the most to give comes first, and full ones do not come at all.
+    let allocator = segments(128 * MIB);
+    let mut blocks = take(&allocator, &[20, 12, 30, 2, 10, 22, 32]);
+    blocks[0] = None;
+    blocks[2] = None;
+    let pinned = fails(&allocator, 50 * MIB).pinned.unwrap();
+    let held: Vec<u64> = pinned
+        .blocks
+        .iter()
+        .map(|block| block.bytes / MIB)
+        .collect();
+    assert_eq!(held, [2, 12]);
+    assert_eq!(pinned.free_bytes, 50 * MIB);
 }
 
 #[test]

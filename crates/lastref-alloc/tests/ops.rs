@@ -1,4 +1,5 @@
-//! Runs the scripts of `tests/ops`: programs from public reports, with what must come of them.
+//! Runs the scripts of `tests/ops`: programs from public reports (`r`) and others (`s`), with what must
+//! come of them.
 //!
 //! Every condition is checked on every kind of memory that the script allows. A step or a condition
 //! that is not known fails the test. Conditions on the message of a failed allocation need one: a
@@ -12,7 +13,7 @@ use lastref_alloc::ladder::Rung;
 use lastref_alloc::sim::{Call, Fault, KernelUse, Race, SimDevice, SimOptions};
 use lastref_alloc::{
     AllocError, AllocatorOptions, Block, Bytes, CachingAllocator, CheckLevel, Device, DevicePtr,
-    OutOfMemoryError, StreamId,
+    MemPool, OutOfMemoryError, PoolScope, StreamId,
 };
 use lastref_snapshot::BlockState;
 
@@ -72,6 +73,10 @@ struct Script {
     /// Addresses and sizes stay known after a block was freed.
     places: HashMap<String, (DevicePtr, u64)>,
     outcomes: HashMap<String, Outcome>,
+    /// The scopes that are open, the innermost last.
+    scopes: Vec<(String, PoolScope<SimDevice>)>,
+    pools: HashMap<String, MemPool<SimDevice>>,
+    captured: Option<StreamId>,
     last_error: Option<Box<OutOfMemoryError>>,
     fault: Option<Fault>,
     /// How many of the calls that fail were to work before.
@@ -103,6 +108,9 @@ impl Script {
             gpus: HashMap::new(),
             places: HashMap::new(),
             outcomes: HashMap::new(),
+            scopes: Vec::new(),
+            pools: HashMap::new(),
+            captured: None,
             last_error: None,
             fault: None,
             before_fault: 0,
@@ -155,6 +163,26 @@ impl Script {
                     "{name} is not live"
                 );
             }
+            ["pool", name] => self.add_pool(name, "0"),
+            ["pool", name, "on", device] => self.add_pool(name, device),
+            ["enter", name] => {
+                let scope = self.pools[name].enter();
+                self.scopes.push((name.to_owned(), scope));
+            }
+            ["leave", name] => {
+                let (innermost, _) = self.scopes.pop().unwrap();
+                assert_eq!(innermost, name, "not the innermost");
+            }
+            ["capture", "begin", stream] => {
+                let gpu = self.gpu("0");
+                let stream = gpu.stream(stream);
+                gpu.device.begin_capture(stream).unwrap();
+                self.captured = Some(stream);
+            }
+            ["capture", "end"] => {
+                let stream = self.captured.take().unwrap();
+                self.gpu("0").device.end_capture(stream).unwrap();
+            }
             ["done", stream] => {
                 let gpu = self.gpu("0");
                 let stream = gpu.stream(stream);
@@ -179,6 +207,11 @@ impl Script {
             _ => panic!("not a step: {line}"),
         }
         true
+    }
+
+    fn add_pool(&mut self, name: &str, device: &str) {
+        let pool = self.gpu(device).allocator.create_pool();
+        self.pools.insert(name.to_owned(), pool);
     }
 
     fn add_device(&mut self, name: &str, capacity: u64) {
@@ -299,6 +332,14 @@ impl Script {
                 Outcome::Held { moved, .. } => *moved,
                 Outcome::Freed => false,
             },
+            ["pool_reserved", name, relation, bytes] => {
+                let reserved = self.pools[name].stats().reserved_bytes.current;
+                match relation {
+                    "==" => reserved == size(bytes),
+                    "<=" => reserved <= size(bytes),
+                    _ => panic!("not a relation: {relation}"),
+                }
+            }
             ["mapped", "==", bytes] => {
                 let counters = gpu.device.counters();
                 assert_eq!(counters.held_bytes, reserved);
@@ -448,6 +489,8 @@ scripts! {
     r40_three_streams,
     r43_flush_each_step,
     r55_partial_map,
+    s01_live_pool_under_pressure,
+    s02_captured_pool,
 }
 
 /// A condition that does not hold fails, as does a step that is not one.
@@ -473,6 +516,9 @@ fn a_script_that_is_wrong_fails() {
         "free b",
         "shrug",
         "fail shrug at_page 1 oom",
+        "pool P\nexpect pool_reserved P == 1",
+        "pool P\nexpect pool_reserved P > 0",
+        "pool P\npool Q\nenter P\nenter Q\nleave P",
     ] {
         let script = format!("{start}{line}");
         let result = std::panic::catch_unwind(|| run(&script));
