@@ -19,6 +19,7 @@ fn lastref(arguments: &[&str]) -> Command {
     command
         .args(arguments)
         .env_remove("LASTREF_SIM")
+        .env_remove("LASTREF_ALLOC_CONF")
         .env_remove("NO_COLOR");
     command.env_remove("CLICOLOR_FORCE").stdin(Stdio::null());
     command
@@ -643,4 +644,21 @@ mod demo {
         assert!(with("CLICOLOR_FORCE"));
         assert!(!with("NO_COLOR"));
     }
+}
+
+#[test]
+fn a_replay_runs_under_the_allocators_settings() {
+    let with = |settings: &str| {
+        let trace = testdata("resnet50_train.csv.gz");
+        let mut command = lastref(&["replay", trace.to_str().unwrap()]);
+        command.env("LASTREF_ALLOC_CONF", settings);
+        Done::from(command.output().unwrap())
+    };
+    assert_eq!(with("").status, 0);
+    let refused =
+        "LASTREF_ALLOC_CONF: there is no setting \"nonsense\"; valid are expandable_segments,";
+    with("nonsense:1").refused(refused);
+    let limited = with("memory_limit_mb:0");
+    assert_eq!(limited.status, 1, "{limited:?}");
+    assert!(limited.err.contains("limit"), "{limited:?}");
 }
