@@ -74,7 +74,8 @@ pub(crate) fn routed<D: Device>(shared: &Arc<Shared<D>>) -> PoolId {
     })
 }
 
-/// What a private pool holds. Bytes or counts as in [`MemoryStats`](crate::MemoryStats).
+/// What a private pool holds. Bytes or counts as in [`MemoryStats`](crate::MemoryStats), peaks and sums
+/// since the pool was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {

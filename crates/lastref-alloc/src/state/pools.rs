@@ -12,7 +12,7 @@
 //!    never does.
 //! 3. `num_closed` is the number of closed pools that are left.
 
-use super::State;
+use super::{POOLS, State};
 use crate::device::{Device, DevicePtr};
 use crate::heap::{Heap, NodeId, RegionKind, State as Node, Totals};
 use crate::pool::PoolStats;
@@ -47,6 +47,11 @@ pub(super) struct Pool {
     is_closed: bool,
     /// Captured into a graph, which uses its memory as long as there is a handle.
     is_kept: bool,
+}
+
+fn mapped_bytes(heap: &Heap) -> u64 {
+    let kinds = POOLS.iter();
+    kinds.map(|kind| heap.totals(*kind).mapped_bytes).sum()
 }
 
 impl State {
@@ -112,10 +117,7 @@ impl State {
         if pool != PoolId::DEFAULT {
             let own = |at: usize| change(at).wrapping_sub(self.counted_elsewhere[at]);
             let own = [own(0), own(1), own(2)];
-            let reserved = [PoolKind::Small, PoolKind::Large]
-                .map(|kind| self.heap.totals(kind).mapped_bytes)
-                .iter()
-                .sum();
+            let reserved = mapped_bytes(&self.heap);
             let stats = &mut self.pool_mut(pool).stats;
             let families = [
                 &mut stats.allocation,
@@ -236,12 +238,8 @@ impl State {
     /// Forgets closed pools in which nothing is left.
     pub(super) fn remove_closed(&mut self, device: &impl Device) {
         for slot in &mut self.private_pools {
-            let is_empty = |pool: &Pool| {
-                let kinds = [PoolKind::Small, PoolKind::Large];
-                let mut mapped = kinds.map(|kind| pool.heap.totals(kind).mapped_bytes);
-                mapped.iter_mut().all(|bytes| *bytes == 0)
-            };
-            let Some(pool) = slot.take_if(|pool| pool.is_closed && is_empty(pool)) else {
+            let is_done = |pool: &mut Box<Pool>| pool.is_closed && mapped_bytes(&pool.heap) == 0;
+            let Some(pool) = slot.take_if(is_done) else {
                 continue;
             };
             self.num_closed -= 1;
@@ -268,9 +266,7 @@ impl State {
         }
         for (number, pool) in (1..).zip(&self.private_pools) {
             let Some(pool) = pool else { continue };
-            let kinds = [PoolKind::Small, PoolKind::Large];
-            let totals = kinds.map(|kind| pool.heap.totals(kind));
-            let mapped: u64 = totals.iter().map(|totals| totals.mapped_bytes).sum();
+            let mapped = mapped_bytes(&pool.heap);
             if pool.stats.reserved_bytes.current != mapped {
                 return Err(format!(
                     "pool {number}: statistics differ from its heap's totals"
