@@ -23,6 +23,7 @@ use lastref_snapshot::{Snapshot, TraceAction};
 use thiserror::Error;
 
 use crate::block::Block;
+use crate::clock::StreamSlot;
 use crate::device::{BlockObserver, Device, DeviceError, DevicePtr, DeviceResult, StreamId};
 use crate::error::{AllocError, InvalidFraction, OutOfMemoryError};
 use crate::heap::{MIN_BLOCK_BYTES, NodeId};
@@ -242,7 +243,9 @@ impl<D: Device> CachingAllocator<D> {
 
     /// Sets every peak to the current value.
     pub fn reset_peak_stats(&self) {
-        lock(&self.shared.state).stats.reset_peaks();
+        for tally in lock(&self.shared.state).books.tallies_mut() {
+            tally.reset_peaks();
+        }
     }
 
     /// Sets everything that is counted up (allocated, freed, retries, rungs and so on) to zero.
@@ -261,12 +264,12 @@ impl<D: Device> CachingAllocator<D> {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let mut state = lock(&self.shared.state);
-        let active = state.stats.active_bytes.all.current;
+        let active = state.books.active_bytes.current();
         state.history.push(
             TraceAction::Snapshot,
             DevicePtr::NULL,
             active,
-            StreamId::DEFAULT,
+            StreamSlot::DEFAULT,
         );
         state.snapshot(self.shared.device.properties().index.0)
     }
@@ -535,7 +538,7 @@ impl<D: Device> Shared<D> {
             shared: self,
             request,
             rungs: Vec::new(),
-            freed_before: state.stats.allocated_bytes.all.freed,
+            freed_before: state.books.allocated_bytes.freed(),
         };
         drop(state);
         if let Some(found) = climb.cheap_rungs()? {
@@ -600,7 +603,7 @@ impl<'a, D: Device> Climb<'a, D> {
         match state.attempt(&self.shared.device, self.request, false) {
             Ok(node) => Ok(Some((node, state.ptr(self.request.pool, node)))),
             Err(Miss::Full | Miss::Busy) => {
-                self.freed_before = state.stats.allocated_bytes.all.freed;
+                self.freed_before = state.books.allocated_bytes.freed();
                 Ok(None)
             }
             Err(Miss::Device(error)) => Err(error.into()),
@@ -683,7 +686,7 @@ impl<'a, D: Device> Climb<'a, D> {
         let free = self.shared.device.memory_info()?.free_bytes;
         let reserved = state.reserved();
         let under_limit = state.limit.unwrap_or(u64::MAX).saturating_sub(reserved);
-        let in_use = state.stats.allocated_bytes.all.current;
+        let in_use = state.books.allocated_bytes.current();
         Ok(free.min(under_limit).saturating_add(reserved - in_use))
     }
 
@@ -737,7 +740,7 @@ impl<'a, D: Device> Climb<'a, D> {
     /// Bytes freed since it was last seen that the request does not fit: a reclaimer may have freed
     /// more than it knows of, or another thread did.
     fn freed_by_anyone(&self) -> u64 {
-        let freed = lock(&self.shared.state).stats.allocated_bytes.all.freed;
+        let freed = lock(&self.shared.state).books.allocated_bytes.freed();
         freed.wrapping_sub(self.freed_before)
     }
 
@@ -787,15 +790,14 @@ impl<'a, D: Device> Climb<'a, D> {
         let mut state = lock(&shared.state);
         let info = shared.device.memory_info()?;
         state.stats.num_ooms += 1;
-        let stream = state.clocks.stream(request.stream);
         let action = TraceAction::Oom {
             device_free_bytes: info.free_bytes,
         };
         state
             .history
-            .push(action, DevicePtr::NULL, request.requested, stream);
+            .push(action, DevicePtr::NULL, request.requested, request.stream);
         let properties = shared.device.properties();
-        let allocated = state.stats.allocated_bytes.all.current;
+        let allocated = state.books.allocated_bytes.current();
         let pending = state.pending_bytes();
         let reserved = state.reserved();
         let mut error = OutOfMemoryError {

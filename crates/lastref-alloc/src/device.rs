@@ -332,6 +332,48 @@ pub unsafe trait Device: Send + Sync + 'static {
     /// [`DeviceError::InvalidArgument`] if no page is mapped there.
     fn unmap_page(&self, ptr: DevicePtr) -> DeviceResult<()>;
 
+    /// Creates `count` pages and adds them to `pages`, as that many calls of
+    /// [`create_page`](Self::create_page) do.
+    ///
+    /// # Errors
+    ///
+    /// As there, from the first call that fails; `pages` has what was created before.
+    fn create_pages(&self, count: usize, pages: &mut Vec<PageId>) -> DeviceResult<()> {
+        for _ in 0..count {
+            pages.push(self.create_page()?);
+        }
+        Ok(())
+    }
+
+    /// Maps pages one behind the other from `ptr` on, as [`map_page`](Self::map_page) does.
+    ///
+    /// # Errors
+    ///
+    /// As there, from the first call that fails, with the number of pages that were mapped before.
+    fn map_pages(&self, ptr: DevicePtr, pages: &[PageId]) -> Result<(), (usize, DeviceError)> {
+        let page_bytes = self.properties().page_bytes.unwrap_or(0);
+        for (done, page) in pages.iter().enumerate() {
+            let at = ptr.offset(done as u64 * page_bytes);
+            self.map_page(at, *page).map_err(|error| (done, error))?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps `count` pages one behind the other from `ptr` on, as
+    /// [`unmap_page`](Self::unmap_page) does.
+    ///
+    /// # Errors
+    ///
+    /// As there, from the first call that fails, with the number of pages that were unmapped before.
+    fn unmap_pages(&self, ptr: DevicePtr, count: usize) -> Result<(), (usize, DeviceError)> {
+        let page_bytes = self.properties().page_bytes.unwrap_or(0);
+        for done in 0..count {
+            let at = ptr.offset(done as u64 * page_bytes);
+            self.unmap_page(at).map_err(|error| (done, error))?;
+        }
+        Ok(())
+    }
+
     // ---- streams and events ---------------------------------------------------------------
 
     /// Creates a stream. A lower `priority` is served first, as in CUDA.
@@ -555,6 +597,15 @@ unsafe impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn unmap_page(&self, ptr: DevicePtr) -> DeviceResult<()> {
         (**self).unmap_page(ptr)
+    }
+    fn create_pages(&self, count: usize, pages: &mut Vec<PageId>) -> DeviceResult<()> {
+        (**self).create_pages(count, pages)
+    }
+    fn map_pages(&self, ptr: DevicePtr, pages: &[PageId]) -> Result<(), (usize, DeviceError)> {
+        (**self).map_pages(ptr, pages)
+    }
+    fn unmap_pages(&self, ptr: DevicePtr, count: usize) -> Result<(), (usize, DeviceError)> {
+        (**self).unmap_pages(ptr, count)
     }
     fn create_stream(&self, priority: i32) -> DeviceResult<StreamId> {
         (**self).create_stream(priority)

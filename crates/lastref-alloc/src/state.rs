@@ -20,7 +20,7 @@ use crate::device::{Device, DeviceError, DevicePtr, PageId, StreamId};
 use crate::heap::{Heap, NodeId, RegionKind, State as NodeState};
 use crate::history::History;
 use crate::options::AllocatorOptions;
-use crate::stats::{MemoryStats, PoolKind};
+use crate::stats::{Books, MemoryStats, PoolKind};
 
 mod pages;
 mod pools;
@@ -70,6 +70,8 @@ pub(crate) struct State {
     /// What other pools changed of what is in use while the pool at work was; see [`State::on`].
     counted_elsewhere: [u64; 3],
     pub(crate) clocks: Clocks,
+    pub(crate) books: Books,
+    /// What is counted beside the books. Its families are not kept.
     pub(crate) stats: MemoryStats,
     pub(crate) history: History,
     pub(crate) limit: Option<u64>,
@@ -101,6 +103,7 @@ impl State {
             num_closed: 0,
             counted_elsewhere: [0; 3],
             clocks: Clocks::new(),
+            books: Books::default(),
             stats: MemoryStats::default(),
             history: History::default(),
             limit: None,
@@ -155,7 +158,7 @@ impl State {
 
     /// Bytes given back by callers that a stream may still use.
     pub(crate) fn pending_bytes(&self) -> u64 {
-        self.stats.active_bytes.all.current - self.stats.allocated_bytes.all.current
+        self.books.active_bytes.current() - self.books.allocated_bytes.current()
     }
 
     // ---- allocating --------------------------------------------------------------------------
@@ -222,23 +225,22 @@ impl State {
         let live = self.heap.node(node);
         let (ptr, bytes) = (DevicePtr(live.addr), live.bytes);
         let pool = PoolKind::for_size(bytes);
-        let stats = &mut self.stats;
-        stats.allocation.increase(pool, 1);
-        stats.active.increase(pool, 1);
-        stats.allocated_bytes.increase(pool, bytes);
-        stats.active_bytes.increase(pool, bytes);
-        stats.requested_bytes.increase(pool, request.requested);
-        self.peak_active = self.peak_active.max(stats.active_bytes.all.current);
-        let stream = self.clocks.stream(request.stream);
+        let books = &mut self.books;
+        books.allocation.increase(pool, 1);
+        books.active.increase(pool, 1);
+        books.allocated_bytes.increase(pool, bytes);
+        books.active_bytes.increase(pool, bytes);
+        books.requested_bytes.increase(pool, request.requested);
+        self.peak_active = self.peak_active.max(books.active_bytes.current());
         self.history
-            .push(TraceAction::Alloc, ptr, request.requested, stream);
+            .push(TraceAction::Alloc, ptr, request.requested, request.stream);
         self.book_splits(pool);
     }
 
     fn book_splits(&mut self, pool: PoolKind) {
         let totals = self.totals(pool);
-        self.stats.inactive_split.set(pool, totals.split_nodes);
-        self.stats
+        self.books.inactive_split.set(pool, totals.split_nodes);
+        self.books
             .inactive_split_bytes
             .set(pool, totals.split_bytes);
     }
@@ -252,10 +254,10 @@ impl State {
                 PoolKind::Small => 0,
                 PoolKind::Large => self.spare_bytes(),
             };
-            self.stats
+            self.books
                 .reserved_bytes
                 .set(pool, totals.mapped_bytes + spare);
-            self.stats.segment.set(pool, totals.segments);
+            self.books.segment.set(pool, totals.segments);
             self.book_splits(pool);
         }
     }
@@ -270,15 +272,15 @@ impl State {
         self.clocks.stamp(&mut node.stamps);
         let is_done = self.clocks.covered(&node.stamps, own);
         let pool = PoolKind::for_size(bytes);
-        self.stats.allocation.decrease(pool, 1);
-        self.stats.allocated_bytes.decrease(pool, bytes);
-        self.stats.requested_bytes.decrease(pool, requested);
-        let stream = self.clocks.stream(own);
-        self.history
-            .push(TraceAction::FreeRequested, ptr, requested, stream);
+        self.books.allocation.decrease(pool, 1);
+        self.books.allocated_bytes.decrease(pool, bytes);
+        self.books.requested_bytes.decrease(pool, requested);
         if is_done {
+            self.history.push_free(ptr, requested, own);
             self.complete_free(id);
         } else {
+            self.history
+                .push(TraceAction::FreeRequested, ptr, requested, own);
             self.heap.node_mut(id).state = NodeState::Pending;
             self.pending.push(id);
         }
@@ -288,18 +290,14 @@ impl State {
         let node = self.heap.node_mut(id);
         // The other streams are done with it.
         node.stamps.forget_others();
-        let (ptr, bytes, requested) = (DevicePtr(node.addr), node.bytes, node.requested());
-        let own = node.stamps.slot();
+        let bytes = node.bytes;
         let clocks = &self.clocks;
         self.heap
             .give_back(id, |slot, tick| clocks.is_done(slot, tick));
         let pool = PoolKind::for_size(bytes);
-        self.stats.active.decrease(pool, 1);
-        self.stats.active_bytes.decrease(pool, bytes);
+        self.books.active.decrease(pool, 1);
+        self.books.active_bytes.decrease(pool, bytes);
         self.book_splits(pool);
-        let stream = self.clocks.stream(own);
-        self.history
-            .push(TraceAction::FreeCompleted, ptr, requested, stream);
     }
 
     /// Frees pending blocks whose streams are done with them, asking the device first. Does not
@@ -339,6 +337,10 @@ impl State {
             let node = self.heap.node(id);
             if self.clocks.covered(&node.stamps, node.stamps.slot()) {
                 self.pending.swap_remove(at);
+                let (ptr, requested) = (DevicePtr(node.addr), node.requested());
+                let own = node.stamps.slot();
+                self.history
+                    .push(TraceAction::FreeCompleted, ptr, requested, own);
                 self.complete_free(id);
             } else {
                 at += 1;
@@ -349,7 +351,7 @@ impl State {
     /// Bytes obtained again since the last `empty_cache`, as far as it had released them.
     fn refilled(&self) -> u64 {
         let (released, obtained) = self.last_emptied;
-        released.min(self.stats.reserved_bytes.all.allocated - obtained)
+        released.min(self.books.reserved_bytes.allocated() - obtained)
     }
 
     /// Books what a user's `empty_cache` released.
@@ -361,19 +363,22 @@ impl State {
             stats.num_calls += 1;
             stats.bytes_released += released;
         }
-        self.last_emptied = (released, self.stats.reserved_bytes.all.allocated);
+        self.last_emptied = (released, self.books.reserved_bytes.allocated());
     }
 
     // ---- looking -----------------------------------------------------------------------------
 
     pub(crate) fn stats(&self) -> MemoryStats {
-        let mut stats = self.stats.clone();
+        let mut stats = self.books.read(&self.stats);
         stats.empty_cache.bytes_refilled += self.refilled();
         stats
     }
 
     pub(crate) fn reset_accumulated_stats(&mut self) {
         self.stats.reset_accumulated();
+        for tally in self.books.tallies_mut() {
+            tally.reset_accumulated();
+        }
         self.last_emptied = (0, 0);
     }
 
@@ -430,7 +435,7 @@ impl State {
         }
         segments.sort_by_key(|segment| segment.address);
         let mut device_traces = vec![Vec::new(); device as usize];
-        device_traces.push(self.history.entries().copied().collect());
+        device_traces.push(self.history.entries(|slot| self.clocks.stream(slot)));
         Snapshot {
             segments,
             device_traces,
@@ -442,26 +447,22 @@ impl State {
     pub(crate) fn check(&self, walk: bool) -> Result<(), String> {
         for pool in POOLS {
             let totals = self.totals(pool);
-            let by_pool = |stat: &crate::stats::StatByPool| match pool {
-                PoolKind::Small => stat.small_pool.current,
-                PoolKind::Large => stat.large_pool.current,
-            };
-            let active = by_pool(&self.stats.active_bytes);
+            let active = self.books.active_bytes.current_in(pool);
             if active + totals.free_bytes > totals.mapped_bytes {
                 return Err(format!(
                     "{pool} pool: active + free is more than what is mapped"
                 ));
             }
-            if by_pool(&self.stats.inactive_split_bytes) != totals.split_bytes
-                || by_pool(&self.stats.inactive_split) != totals.split_nodes
-                || by_pool(&self.stats.segment) != totals.segments
+            if self.books.inactive_split_bytes.current_in(pool) != totals.split_bytes
+                || self.books.inactive_split.current_in(pool) != totals.split_nodes
+                || self.books.segment.current_in(pool) != totals.segments
             {
                 return Err(format!(
                     "{pool} pool: statistics differ from the heap's totals"
                 ));
             }
         }
-        if self.stats.reserved_bytes.all.current != self.reserved() {
+        if self.books.reserved_bytes.current() != self.reserved() {
             return Err("statistics of reserved bytes differ from the heap's".into());
         }
         if walk { self.check_nodes() } else { Ok(()) }
@@ -498,17 +499,14 @@ impl State {
                 }
             }
         }
-        let stats = &self.stats;
-        let counted = [
-            stats.allocation.all.current,
-            stats.allocated_bytes.all.current,
-        ];
-        if counted != live || stats.requested_bytes.all.current != requested {
+        let books = &self.books;
+        let counted = [books.allocation.current(), books.allocated_bytes.current()];
+        if counted != live || books.requested_bytes.current() != requested {
             return Err(format!(
                 "statistics say {counted:?} is live, the nodes say {live:?}"
             ));
         }
-        let active = [stats.active.all.current, stats.active_bytes.all.current];
+        let active = [books.active.current(), books.active_bytes.current()];
         let walked = [live[0] + pending[0], live[1] + pending[1]];
         if active != walked || pending[0] != num_pending {
             return Err(format!(

@@ -91,36 +91,143 @@ pub struct StatByPool {
     pub large_pool: Stat,
 }
 
-impl StatByPool {
-    fn pool_mut(&mut self, pool: PoolKind) -> &mut Stat {
-        match pool {
-            PoolKind::Small => &mut self.small_pool,
-            PoolKind::Large => &mut self.large_pool,
-        }
-    }
+/// A number that is being counted: what a [`Stat`] is made of, with less to do for each change.
+#[derive(Clone, Copy, Default, Debug)]
+struct Count {
+    current: u64,
+    peak: u64,
+    /// `allocated - freed` differs from `current` by what there was at the last reset.
+    allocated: u64,
+    at_reset: u64,
+}
 
+/// A [`StatByPool`] that is being counted.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Tally {
+    pools: [Count; 2],
+    peak: u64,
+}
+
+impl Tally {
     pub(crate) fn increase(&mut self, pool: PoolKind, by: u64) {
-        self.all.increase(by);
-        self.pool_mut(pool).increase(by);
+        let count = &mut self.pools[pool as usize];
+        count.current += by;
+        count.allocated += by;
+        count.peak = count.peak.max(count.current);
+        self.peak = self.peak.max(self.current());
     }
 
     pub(crate) fn decrease(&mut self, pool: PoolKind, by: u64) {
-        self.all.decrease(by);
-        self.pool_mut(pool).decrease(by);
+        let count = &mut self.pools[pool as usize];
+        debug_assert!(by <= count.current, "a statistic fell below zero");
+        count.current -= by;
     }
 
     /// Books the change to a value that is counted elsewhere.
     pub(crate) fn set(&mut self, pool: PoolKind, value: u64) {
-        let current = self.pool_mut(pool).current;
+        let current = self.pools[pool as usize].current;
         if value > current {
             self.increase(pool, value - current);
-        } else if value < current {
+        } else {
             self.decrease(pool, current - value);
         }
     }
 
-    fn faces(&mut self) -> [&mut Stat; 3] {
-        [&mut self.all, &mut self.small_pool, &mut self.large_pool]
+    pub(crate) const fn current(&self) -> u64 {
+        self.pools[0].current + self.pools[1].current
+    }
+
+    pub(crate) const fn current_in(&self, pool: PoolKind) -> u64 {
+        self.pools[pool as usize].current
+    }
+
+    /// The sum of all increases.
+    pub(crate) fn allocated(&self) -> u64 {
+        self.read().all.allocated
+    }
+
+    /// The sum of all decreases.
+    pub(crate) fn freed(&self) -> u64 {
+        self.read().all.freed
+    }
+
+    pub(crate) fn reset_peaks(&mut self) {
+        for count in &mut self.pools {
+            count.peak = count.current;
+        }
+        self.peak = self.current();
+    }
+
+    pub(crate) fn reset_accumulated(&mut self) {
+        for count in &mut self.pools {
+            (count.allocated, count.at_reset) = (0, count.current);
+        }
+    }
+
+    fn read(&self) -> StatByPool {
+        let [small_pool, large_pool] = self.pools.map(|count| Stat {
+            current: count.current,
+            peak: count.peak,
+            allocated: count.allocated,
+            freed: count.at_reset + count.allocated - count.current,
+        });
+        let all = Stat {
+            current: small_pool.current + large_pool.current,
+            peak: self.peak,
+            allocated: small_pool.allocated + large_pool.allocated,
+            freed: small_pool.freed + large_pool.freed,
+        };
+        StatByPool {
+            all,
+            small_pool,
+            large_pool,
+        }
+    }
+}
+
+/// The families of statistics while they are counted.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Books {
+    pub(crate) allocation: Tally,
+    pub(crate) segment: Tally,
+    pub(crate) active: Tally,
+    pub(crate) inactive_split: Tally,
+    pub(crate) allocated_bytes: Tally,
+    pub(crate) reserved_bytes: Tally,
+    pub(crate) active_bytes: Tally,
+    pub(crate) inactive_split_bytes: Tally,
+    pub(crate) requested_bytes: Tally,
+}
+
+impl Books {
+    pub(crate) fn tallies_mut(&mut self) -> [&mut Tally; 9] {
+        [
+            &mut self.allocation,
+            &mut self.segment,
+            &mut self.active,
+            &mut self.inactive_split,
+            &mut self.allocated_bytes,
+            &mut self.reserved_bytes,
+            &mut self.active_bytes,
+            &mut self.inactive_split_bytes,
+            &mut self.requested_bytes,
+        ]
+    }
+
+    /// `rest` with the families as they are now.
+    pub(crate) fn read(&self, rest: &MemoryStats) -> MemoryStats {
+        MemoryStats {
+            allocation: self.allocation.read(),
+            segment: self.segment.read(),
+            active: self.active.read(),
+            inactive_split: self.inactive_split.read(),
+            allocated_bytes: self.allocated_bytes.read(),
+            reserved_bytes: self.reserved_bytes.read(),
+            active_bytes: self.active_bytes.read(),
+            inactive_split_bytes: self.inactive_split_bytes.read(),
+            requested_bytes: self.requested_bytes.read(),
+            ..rest.clone()
+        }
     }
 }
 
@@ -200,20 +307,6 @@ impl MemoryStats {
             ("active_bytes", &self.active_bytes),
             ("inactive_split_bytes", &self.inactive_split_bytes),
             ("requested_bytes", &self.requested_bytes),
-        ]
-    }
-
-    fn families_mut(&mut self) -> [&mut StatByPool; 9] {
-        [
-            &mut self.allocation,
-            &mut self.segment,
-            &mut self.active,
-            &mut self.inactive_split,
-            &mut self.allocated_bytes,
-            &mut self.reserved_bytes,
-            &mut self.active_bytes,
-            &mut self.inactive_split_bytes,
-            &mut self.requested_bytes,
         ]
     }
 
@@ -307,21 +400,8 @@ impl MemoryStats {
         advice
     }
 
-    pub(crate) fn reset_peaks(&mut self) {
-        for family in self.families_mut() {
-            for stat in family.faces() {
-                stat.peak = stat.current;
-            }
-        }
-    }
-
+    /// Sets what is counted beside the families to zero.
     pub(crate) fn reset_accumulated(&mut self) {
-        for family in self.families_mut() {
-            for stat in family.faces() {
-                stat.allocated = 0;
-                stat.freed = 0;
-            }
-        }
         self.num_alloc_retries = 0;
         self.num_ooms = 0;
         self.num_sync_all_streams = 0;
@@ -340,29 +420,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn set_books_the_difference_and_keeps_the_peak() {
-        let mut stat = StatByPool::default();
-        stat.set(PoolKind::Small, 10);
-        stat.set(PoolKind::Large, 5);
-        stat.set(PoolKind::Small, 4);
-        assert_eq!(
-            stat.all,
-            Stat {
-                current: 9,
-                peak: 15,
-                allocated: 15,
-                freed: 6
-            }
-        );
-        assert_eq!(
-            stat.small_pool,
-            Stat {
-                current: 4,
-                peak: 10,
-                allocated: 10,
-                freed: 6
-            }
-        );
+    fn a_tally_reads_back_as_what_was_done() {
+        let mut tally = Tally::default();
+        tally.set(PoolKind::Small, 10);
+        tally.set(PoolKind::Large, 5);
+        tally.set(PoolKind::Small, 4);
+        let stat = |current, peak, allocated, freed| Stat {
+            current,
+            peak,
+            allocated,
+            freed,
+        };
+        assert_eq!(tally.read().all, stat(9, 15, 15, 6));
+        assert_eq!(tally.read().small_pool, stat(4, 10, 10, 6));
+        assert_eq!(tally.read().large_pool, stat(5, 5, 5, 0));
+        tally.reset_peaks();
+        assert_eq!(tally.read().all, stat(9, 9, 15, 6));
+        tally.reset_accumulated();
+        assert_eq!(tally.read().all, stat(9, 9, 0, 0));
+        tally.decrease(PoolKind::Large, 3);
+        tally.increase(PoolKind::Small, 1);
+        assert_eq!(tally.read().all, stat(7, 9, 1, 3));
+        assert_eq!(tally.read().large_pool, stat(2, 5, 0, 3));
+        assert_eq!(tally.freed(), 3);
     }
 
     #[test]

@@ -781,3 +781,43 @@ fn a_wait_reaches_across_devices() {
     here.synchronize().unwrap();
     assert_eq!(here.read_bytes(near, 4).unwrap(), [5; 4]);
 }
+
+#[test]
+fn many_pages_at_once_are_as_many_calls_and_fail_where_one_of_them_does() {
+    let device = SimDevice::new(SimOptions::new(64 << 20)).unwrap();
+    let page_bytes = device.properties().page_bytes.unwrap();
+    let range = device.reserve_range(32 * page_bytes).unwrap();
+    let mut pages = Vec::new();
+    device.inject(Fault::nth(Call::CreatePage, 9).out_of_memory());
+    let error = device.create_pages(20, &mut pages).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error}");
+    assert_eq!(pages.len(), 8);
+    device.create_pages(4, &mut pages).unwrap();
+    assert_eq!(device.counters().calls(Call::CreatePage), 13);
+    assert_eq!(device.counters().held_bytes, 12 * page_bytes);
+
+    device.inject(Fault::nth(Call::MapPage, 6));
+    let (done, _) = device.map_pages(range, &pages).unwrap_err();
+    assert_eq!(done, 5);
+    let rest = range.offset(5 * page_bytes);
+    device.map_pages(rest, &pages[5..]).unwrap();
+    device.set_access(range, 12 * page_bytes).unwrap();
+    device
+        .write_bytes(range.offset(12 * page_bytes - 4), &[7; 4])
+        .unwrap();
+
+    device.inject(Fault::nth(Call::UnmapPage, 3));
+    let (done, _) = device.unmap_pages(range, 12).unwrap_err();
+    assert_eq!(done, 2);
+    let rest = range.offset(2 * page_bytes);
+    assert_eq!(
+        device.unmap_pages(rest, 20).unwrap_err().0,
+        10,
+        "no more are mapped"
+    );
+    assert_eq!(device.counters().calls(Call::UnmapPage), 3 + 11);
+    for page in pages {
+        device.destroy_page(page).unwrap();
+    }
+    assert_eq!(device.errors(), Vec::<String>::new());
+}

@@ -58,7 +58,7 @@ impl Heap {
                     if !self.list(bins.head(bin)).any(|other| other == node_id) {
                         return Err(format!("3: {place} is not in its bin"));
                     }
-                    let split = node.bytes - self.releasable(node);
+                    let split = self.split_bytes(node);
                     sums.free_bytes += node.bytes;
                     sums.split_nodes += u64::from(split > 0);
                     sums.split_bytes += split;

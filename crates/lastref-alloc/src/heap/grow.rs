@@ -237,9 +237,7 @@ impl Heap {
     pub(crate) fn abandon(&mut self, id: NodeId) {
         match self.node(id).state {
             State::Planned => self.make_gap(id),
-            _ => {
-                self.free_and_merge(id, |_, _| false);
-            }
+            _ => self.free_and_merge(id, |_, _| false),
         }
     }
 

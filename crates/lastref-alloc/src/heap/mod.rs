@@ -320,23 +320,82 @@ impl Heap {
     /// pool's end of the range. What the node has beside it stays free. Returns the live node.
     pub(crate) fn take(&mut self, node: NodeId, requested: u64, stream: StreamSlot) -> NodeId {
         let bytes = requested.next_multiple_of(MIN_BLOCK_BYTES);
-        self.unlink_free(node);
-        let mut taken = node;
-        let Node {
-            bytes: all, pool, ..
-        } = *self.node(node);
-        if all > bytes {
-            let rest = match pool {
-                PoolKind::Large => self.split(node, bytes),
-                PoolKind::Small => {
-                    taken = self.split(node, all - bytes);
-                    node
-                }
-            };
-            self.link_free(rest);
-        }
+        let free = self.node(node);
+        let taken = if free.bytes > bytes {
+            self.cut_off(node, bytes)
+        } else {
+            self.unlink_free(node);
+            node
+        };
         self.hand_out(taken, requested, stream);
         taken
+    }
+
+    /// Cuts `bytes` bytes off a free node, at the pool's end: a new node, in no list. The free one
+    /// keeps its identity, and mostly its place in its bin.
+    fn cut_off(&mut self, id: NodeId, bytes: u64) -> NodeId {
+        let Node {
+            addr,
+            bytes: all,
+            prev,
+            next,
+            region,
+            pool,
+            ..
+        } = *self.node(id);
+        let old_bin = self.begin_resize(id);
+        let is_first = matches!(pool, PoolKind::Large);
+        let new = self.new_node(Node {
+            addr: if is_first { addr } else { addr + all - bytes },
+            bytes,
+            prev: if is_first { prev } else { id },
+            next: if is_first { id } else { next },
+            list_prev: NIL,
+            list_next: NIL,
+            stamps: Stamps::default(),
+            region,
+            rounding: 0,
+            state: State::Live,
+            pool,
+        });
+        if is_first {
+            let rest = self.node_mut(id);
+            rest.prev = new;
+            rest.addr += bytes;
+            self.set_next(prev, region, new);
+        } else {
+            self.node_mut(id).next = new;
+            if next != NIL {
+                self.node_mut(next).prev = new;
+            }
+        }
+        self.node_mut(id).bytes -= bytes;
+        self.end_resize(id, old_bin);
+        new
+    }
+
+    /// Sets what comes after `prev`, or first in the region.
+    fn set_next(&mut self, prev: NodeId, region: u32, next: NodeId) {
+        if prev != NIL {
+            self.node_mut(prev).next = next;
+        } else if let Some(region) = &mut self.regions[region as usize] {
+            region.first = next;
+        }
+    }
+
+    /// Takes a free node, whose borders are about to move, out of the books. Its bin stays.
+    fn begin_resize(&mut self, id: NodeId) -> usize {
+        self.book_out(id);
+        bins::bin_of(self.node(id).bytes)
+    }
+
+    /// Books a free node again, in another bin if it left that of its old size.
+    fn end_resize(&mut self, id: NodeId, old_bin: usize) {
+        if bins::bin_of(self.node(id).bytes) != old_bin {
+            self.leave_bin(id, old_bin);
+            self.enter_bin(id);
+        }
+        self.book_in(id);
     }
 
     /// Makes a node of the right size, in no list, live.
@@ -354,29 +413,44 @@ impl Heap {
         self.free_and_merge(node, finished);
     }
 
-    fn free_and_merge(
-        &mut self,
-        node: NodeId,
-        finished: impl Fn(StreamSlot, u64) -> bool,
-    ) -> NodeId {
+    fn free_and_merge(&mut self, node: NodeId, finished: impl Fn(StreamSlot, u64) -> bool) {
         let freed = self.node_mut(node);
         freed.state = State::Free;
         let Node {
-            pool, prev, next, ..
+            pool,
+            prev,
+            next,
+            region,
+            addr,
+            bytes,
+            ..
         } = *freed;
-        if next != NIL && self.node(next).is_free_in(pool) {
-            self.unlink_free(next);
-            self.absorb_next(node, &finished);
+        let is_free = |id: NodeId| id != NIL && self.node(id).is_free_in(pool);
+        // A free neighbour keeps its identity, and mostly its place in its bin.
+        match (is_free(prev), is_free(next)) {
+            (false, false) => self.link_free(node),
+            (false, true) => {
+                let old_bin = self.begin_resize(next);
+                let stamps = std::mem::take(&mut self.node_mut(node).stamps);
+                let grown = self.node_mut(next);
+                grown.prev = prev;
+                grown.addr = addr;
+                grown.bytes += bytes;
+                grown.stamps.merge(&stamps, &finished);
+                self.set_next(prev, region, next);
+                self.remove_node(node);
+                self.end_resize(next, old_bin);
+            }
+            (true, next_too) => {
+                if next_too {
+                    self.unlink_free(next);
+                    self.absorb_next(node, &finished);
+                }
+                let old_bin = self.begin_resize(prev);
+                self.absorb_next(prev, &finished);
+                self.end_resize(prev, old_bin);
+            }
         }
-        let merged = if prev != NIL && self.node(prev).is_free_in(pool) {
-            self.unlink_free(prev);
-            self.absorb_next(prev, &finished);
-            prev
-        } else {
-            node
-        };
-        self.link_free(merged);
-        merged
     }
 
     // ---- segments --------------------------------------------------------------------------
@@ -471,6 +545,11 @@ impl Heap {
         }
     }
 
+    /// Bytes of a free node that cannot go back to the device.
+    fn split_bytes(&self, node: &Node) -> u64 {
+        node.bytes - self.releasable(node)
+    }
+
     /// Bytes of a free node that could go back to the device.
     pub(crate) fn releasable(&self, node: &Node) -> u64 {
         if self.is_virtual {
@@ -544,31 +623,49 @@ impl Heap {
     }
 
     fn link_free(&mut self, id: NodeId) {
-        let node = self.node(id);
-        debug_assert_eq!(node.state, State::Free);
-        let (bytes, bin, pool) = (node.bytes, bins::bin_of(node.bytes), node.pool);
-        let split = bytes - self.releasable(node);
-        let zone = &mut self.zones[pool as usize];
-        zone.totals.free_bytes += bytes;
-        zone.totals.split_nodes += u64::from(split > 0);
-        zone.totals.split_bytes += split;
-        let head = zone.bins.head(bin);
-        zone.bins.set_head(bin, id);
-        self.link_before(id, head);
+        debug_assert_eq!(self.node(id).state, State::Free);
+        self.enter_bin(id);
+        self.book_in(id);
     }
 
     fn unlink_free(&mut self, id: NodeId) {
+        debug_assert_eq!(self.node(id).state, State::Free);
+        self.book_out(id);
+        self.leave_bin(id, bins::bin_of(self.node(id).bytes));
+    }
+
+    fn enter_bin(&mut self, id: NodeId) {
         let node = self.node(id);
-        debug_assert_eq!(node.state, State::Free);
-        let (bytes, bin, pool) = (node.bytes, bins::bin_of(node.bytes), node.pool);
-        let split = bytes - self.releasable(node);
-        let zone = &mut self.zones[pool as usize];
-        zone.totals.free_bytes -= bytes;
-        zone.totals.split_nodes -= u64::from(split > 0);
-        zone.totals.split_bytes -= split;
+        let bin = bins::bin_of(node.bytes);
+        let bins = &mut self.zones[node.pool as usize].bins;
+        let head = bins.head(bin);
+        bins.set_head(bin, id);
+        self.link_before(id, head);
+    }
+
+    fn leave_bin(&mut self, id: NodeId, bin: usize) {
+        let pool = self.node(id).pool;
         if let Some(head) = self.unlink(id) {
             self.zones[pool as usize].bins.set_head(bin, head);
         }
+    }
+
+    fn book_in(&mut self, id: NodeId) {
+        let node = self.node(id);
+        let (bytes, split) = (node.bytes, self.split_bytes(node));
+        let totals = &mut self.zones[node.pool as usize].totals;
+        totals.free_bytes += bytes;
+        totals.split_nodes += u64::from(split > 0);
+        totals.split_bytes += split;
+    }
+
+    fn book_out(&mut self, id: NodeId) {
+        let node = self.node(id);
+        let (bytes, split) = (node.bytes, self.split_bytes(node));
+        let totals = &mut self.zones[node.pool as usize].totals;
+        totals.free_bytes -= bytes;
+        totals.split_nodes -= u64::from(split > 0);
+        totals.split_bytes -= split;
     }
 
     fn link_gap(&mut self, id: NodeId) {

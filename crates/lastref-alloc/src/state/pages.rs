@@ -21,7 +21,8 @@ use smallvec::SmallVec;
 use lastref_snapshot::TraceAction;
 
 use super::{Miss, Request, State};
-use crate::device::{Device, DevicePtr, DeviceResult, PageId, StreamId};
+use crate::clock::StreamSlot;
+use crate::device::{Device, DevicePtr, DeviceResult};
 use crate::heap::{Growth, NodeId, RegionKind, State as NodeState, Stretch};
 use crate::ladder::Rung;
 use crate::stats::PoolKind;
@@ -73,9 +74,8 @@ impl State {
                 Ok(ptr) => {
                     self.stats.num_device_alloc += 1;
                     let node = self.heap.add_segment(pool, ptr.0, bytes);
-                    let stream = self.clocks.stream(request.stream);
                     self.history
-                        .push(TraceAction::SegmentAlloc, ptr, bytes, stream);
+                        .push(TraceAction::SegmentAlloc, ptr, bytes, request.stream);
                     let node = self.heap.take(node, request.requested, request.stream);
                     self.book_alloc(node, request);
                     return Ok(node);
@@ -112,7 +112,9 @@ impl State {
         let mut claimed = self.heap.claim(&growth);
         let result = self
             .find_pages(device, request, growth.missing, page_bytes, may_wait)
-            .and_then(|()| Ok(self.map(device, &mut claimed, request, page_bytes)?));
+            .and_then(|()| {
+                Ok(self.map(device, &mut claimed, request, growth.missing, page_bytes)?)
+            });
         if let Err(miss) = result {
             for node in claimed {
                 self.heap.abandon(node);
@@ -166,7 +168,7 @@ impl State {
         let reserved = self.reserved();
         let peak = self
             .peak_active
-            .max(self.stats.active_bytes.all.current + request.bytes);
+            .max(self.books.active_bytes.current() + request.bytes);
         let slack = u128::from(peak) * u128::from(self.slack_per_mille) / 1000;
         let slack = u64::try_from(slack).unwrap_or(u64::MAX);
         let should_create = whole_pages(peak.saturating_add(slack).saturating_sub(reserved));
@@ -265,72 +267,50 @@ impl State {
         device: &impl Device,
         claimed: &mut SmallVec<[NodeId; 4]>,
         request: &Request,
+        missing: u64,
         page_bytes: u64,
     ) -> DeviceResult<()> {
+        let num_pages = |bytes: u64| usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX);
         let mut fresh: SmallVec<[NodeId; 4]> = SmallVec::new();
-        let mut pages = Vec::new();
+        let before = self.spare_pages.len();
+        let to_create = num_pages(missing).saturating_sub(before);
+        let mut result = device.create_pages(to_create, &mut self.spare_pages);
+        self.stats.num_device_alloc += (self.spare_pages.len() - before) as u64;
         for at in 0..claimed.len() {
-            let id = claimed[at];
-            let node = self.heap.node(id);
-            if node.state != NodeState::Planned {
+            let node = self.heap.node(claimed[at]);
+            if result.is_err() || node.state != NodeState::Planned {
                 continue;
             }
-            let (addr, bytes) = (node.addr, node.bytes);
-            pages.clear();
-            let mut result =
-                self.map_stretch(device, Stretch { addr, bytes }, page_bytes, &mut pages);
+            let (ptr, bytes) = (DevicePtr(node.addr), node.bytes);
+            let first = self.spare_pages.len() - num_pages(bytes);
+            let mut pages = self.spare_pages.split_off(first);
+            if let Err((done, error)) = device.map_pages(ptr, &pages) {
+                self.spare_pages.extend(pages.drain(done..));
+                result = Err(error);
+            }
             if !pages.is_empty() {
-                claimed.extend(self.heap.mark_mapped(id, &pages));
-                fresh.push(id);
+                fresh.push(claimed[at]);
+                let rest = self.heap.mark_mapped(claimed[at], &pages);
+                claimed.extend(rest);
             }
-            if result.is_ok() {
-                result = device.set_access(DevicePtr(addr), bytes);
-            }
-            if let Err(error) = result {
-                claimed.retain(|id| !fresh.contains(id));
-                for id in fresh {
-                    self.unmap_fresh(device, id, page_bytes);
-                }
-                self.destroy_spare_pages(device);
-                return Err(error);
-            }
+            result = result.and_then(|()| device.set_access(ptr, bytes));
         }
-        let stream = self.clocks.stream(request.stream);
+        if let Err(error) = result {
+            claimed.retain(|id| !fresh.contains(id));
+            for id in fresh {
+                self.unmap_fresh(device, id, page_bytes);
+            }
+            self.destroy_spare_pages(device);
+            return Err(error);
+        }
         for id in fresh {
             let node = self.heap.node(id);
             self.history.push(
                 TraceAction::SegmentMap,
                 DevicePtr(node.addr),
                 node.bytes,
-                stream,
+                request.stream,
             );
-        }
-        Ok(())
-    }
-
-    fn map_stretch(
-        &mut self,
-        device: &impl Device,
-        stretch: Stretch,
-        page_bytes: u64,
-        pages: &mut Vec<PageId>,
-    ) -> DeviceResult<()> {
-        let mut addr = stretch.addr;
-        while addr < stretch.addr + stretch.bytes {
-            let page = match self.spare_pages.pop() {
-                Some(page) => page,
-                None => {
-                    let page = device.create_page()?;
-                    self.stats.num_device_alloc += 1;
-                    page
-                }
-            };
-            if let Err(error) = device.map_page(DevicePtr(addr), page) {
-                self.spare_pages.push(page);
-                return Err(error);
-            }
-            pages.push(page);
-            addr += page_bytes;
         }
         Ok(())
     }
@@ -358,26 +338,25 @@ impl State {
     ) -> (u64, Option<NodeId>) {
         let node = self.heap.node(id);
         let (region, is_cached) = (node.region, node.state != NodeState::Claimed);
-        let mut done = 0;
-        while done < stretch.bytes {
-            let addr = stretch.addr + done;
-            let Some(page) = self.heap.page_at(region, addr) else {
-                break;
-            };
-            if device.unmap_page(DevicePtr(addr)).is_err() {
+        let count = usize::try_from(stretch.bytes / page_bytes).unwrap_or(usize::MAX);
+        let count = match device.unmap_pages(DevicePtr(stretch.addr), count) {
+            Ok(()) => count,
+            Err((done, _)) => {
                 self.stats.num_device_errors += 1;
-                break;
+                done
             }
-            self.spare_pages.push(page);
-            done += page_bytes;
-        }
+        };
+        let done = count as u64 * page_bytes;
+        let addrs = (0..count as u64).map(|number| stretch.addr + number * page_bytes);
+        let pages = addrs.filter_map(|addr| self.heap.page_at(region, addr));
+        self.spare_pages.extend(pages);
         if done == 0 {
             return (0, None);
         }
         if is_cached {
             let ptr = DevicePtr(stretch.addr);
             self.history
-                .push(TraceAction::SegmentUnmap, ptr, done, StreamId::DEFAULT);
+                .push(TraceAction::SegmentUnmap, ptr, done, StreamSlot::DEFAULT);
         }
         let unmapped = Stretch {
             addr: stretch.addr,
@@ -448,7 +427,7 @@ impl State {
                 self.stats.num_device_free += 1;
                 self.heap.remove_segment(id);
                 self.history
-                    .push(TraceAction::SegmentFree, ptr, bytes, StreamId::DEFAULT);
+                    .push(TraceAction::SegmentFree, ptr, bytes, StreamSlot::DEFAULT);
             } else {
                 self.stats.num_device_errors += 1;
             }

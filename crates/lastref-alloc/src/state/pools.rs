@@ -101,11 +101,11 @@ impl State {
         }
         self.put_to_work(pool);
         let counted = |state: &Self| {
-            let stats = &state.stats;
+            let books = &state.books;
             [
-                stats.allocation.all.current,
-                stats.allocated_bytes.all.current,
-                stats.active_bytes.all.current,
+                books.allocation.current(),
+                books.allocated_bytes.current(),
+                books.active_bytes.current(),
             ]
         };
         let was = counted(self);
