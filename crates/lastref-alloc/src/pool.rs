@@ -281,3 +281,24 @@ impl<D: Device> fmt::Debug for PoolScope<D> {
         f.debug_tuple("PoolScope").field(&self.pool).finish()
     }
 }
+
+#[cfg(all(test, target_os = "linux", target_pointer_width = "64", not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sim::{SimDevice, SimOptions};
+
+    /// Threads without scopes then need not look for one.
+    #[test]
+    fn open_scopes_are_counted() {
+        let allocator = CachingAllocator::new(SimDevice::new(SimOptions::new(1 << 30)).unwrap());
+        let pool = allocator.create_pool();
+        let open = || allocator.shared().num_scopes.load(Ordering::Relaxed);
+        let (one, two) = (pool.enter(), pool.enter());
+        assert_eq!(open(), 2);
+        drop(one);
+        assert_eq!(open(), 1);
+        drop(two);
+        assert_eq!(open(), 0);
+        SCOPES.with(|scopes| assert!(scopes.borrow().is_empty()));
+    }
+}

@@ -349,6 +349,52 @@ fn what_a_graph_uses_stays_until_its_pool_is_closed() {
 }
 
 #[test]
+fn a_captured_pool_ends_like_any_other() {
+    for allocator in allocators(256 * MIB) {
+        let device = allocator.device().clone();
+        let pool = allocator.create_pool();
+        device.begin_capture(S0).unwrap();
+        let block = pool.alloc(200 * MIB, S0).unwrap();
+        device.end_capture(S0).unwrap();
+        drop(pool);
+        drop(block);
+        assert!(allocator.alloc(200 * MIB, S0).is_ok());
+        check(&allocator);
+    }
+}
+
+#[test]
+fn a_captured_pool_takes_what_others_have_free() {
+    for allocator in allocators(256 * MIB) {
+        let device = allocator.device().clone();
+        let (pool, other) = (allocator.create_pool(), allocator.create_pool());
+        device.begin_capture(S0).unwrap();
+        drop(pool.alloc(20 * MIB, S0).unwrap());
+        device.end_capture(S0).unwrap();
+        drop(allocator.alloc(100 * MIB, S0).unwrap());
+        drop(other.alloc(100 * MIB, S0).unwrap());
+        let large = pool.alloc(220 * MIB, S0).unwrap();
+        assert!(pool.stats().reserved_bytes.current >= 220 * MIB);
+        drop(large);
+        check(&allocator);
+    }
+}
+
+#[test]
+fn what_open_pools_have_free_stays_when_others_close() {
+    for allocator in allocators(1 << 30) {
+        let (open, closed) = (allocator.create_pool(), allocator.create_pool());
+        drop(open.alloc(40 * MIB, S0).unwrap());
+        let block = closed.alloc(40 * MIB, S0).unwrap();
+        drop(closed);
+        drop(block);
+        let _grown = allocator.alloc(60 * MIB, S0).unwrap();
+        assert_eq!(open.stats().reserved_bytes.current, 40 * MIB);
+        check(&allocator);
+    }
+}
+
+#[test]
 fn pools_are_safe_from_many_threads() {
     for allocator in allocators(256 * MIB) {
         let shared = allocator.create_pool();
