@@ -381,6 +381,25 @@ fn a_captured_pool_takes_what_others_have_free() {
 }
 
 #[test]
+fn nothing_is_moved_in_the_hope_of_what_a_captured_pool_has() {
+    let allocator = allocators(256 * MIB).remove(0);
+    let device = allocator.device().clone();
+    let pool = allocator.create_pool();
+    device.begin_capture(S0).unwrap();
+    drop(pool.alloc(100 * MIB, S0).unwrap());
+    device.end_capture(S0).unwrap();
+    let [first, keep, second] = [40, 2, 40].map(|mib| allocator.alloc(mib * MIB, S0).unwrap());
+    drop((first, second));
+    // 80 are idle and 74 left on the device.
+    assert!(allocator.alloc(160 * MIB, S0).is_err());
+    assert_eq!(allocator.stats().num_pages_moved, 0);
+    assert!(allocator.alloc(150 * MIB, S0).is_ok());
+    assert!(allocator.stats().num_pages_moved > 0);
+    drop(keep);
+    check(&allocator);
+}
+
+#[test]
 fn what_open_pools_have_free_stays_when_others_close() {
     for allocator in allocators(1 << 30) {
         let (open, closed) = (allocator.create_pool(), allocator.create_pool());
