@@ -210,3 +210,19 @@ fn the_allocator_asks_and_waits_for_nothing_while_work_is_captured() {
         assert_eq!(device.errors(), Vec::<String>::new());
     }
 }
+
+#[test]
+fn no_segment_is_freed_while_work_is_captured() {
+    let device = device();
+    let side = device.create_stream(0).unwrap();
+    let options = AllocatorOptions::new().with_backing(Backing::Segments);
+    let allocator = CachingAllocator::with_options(device.clone(), &options);
+    drop(allocator.alloc(40 * MIB, S0).unwrap());
+    // The other stream asked, so that the first block is known to be done with.
+    let _large = allocator.alloc(60 * MIB, side).unwrap();
+    device.begin_capture(S0).unwrap();
+    assert_eq!(allocator.empty_cache().unwrap(), 0);
+    device.end_capture(S0).unwrap();
+    assert_eq!(allocator.stats().num_device_errors, 0);
+    assert_eq!(allocator.empty_cache().unwrap(), 40 * MIB);
+}

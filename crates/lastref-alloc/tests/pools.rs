@@ -4,6 +4,7 @@
 
 use std::thread;
 
+use lastref_alloc::ladder::{Rung, RungOutcome, RungReport};
 use lastref_alloc::sim::{SimDevice, SimOptions};
 use lastref_alloc::{
     AllocError, AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, DevicePtr,
@@ -331,7 +332,12 @@ fn what_a_graph_uses_stays_until_its_pool_is_closed() {
         drop(scratch);
         let graph = device.end_capture(stream).unwrap();
         // Neither pressure nor the user takes it, though nothing is live in it.
-        assert!(allocator.alloc(200 * MIB, S0).is_err());
+        let error = match allocator.alloc(200 * MIB, S0).unwrap_err() {
+            AllocError::OutOfMemory(error) => *error,
+            error => panic!("{error}"),
+        };
+        let tried = |rung: &RungReport| rung.outcome == RungOutcome::Tried;
+        assert!(!error.rungs.iter().any(tried), "nothing to try: {error}");
         pool.empty_cache().unwrap();
         allocator.empty_cache().unwrap();
         assert!(pool.stats().reserved_bytes.current >= 100 * MIB);
@@ -396,6 +402,40 @@ fn nothing_is_moved_in_the_hope_of_what_a_captured_pool_has() {
     assert!(allocator.alloc(150 * MIB, S0).is_ok());
     assert!(allocator.stats().num_pages_moved > 0);
     drop(keep);
+    check(&allocator);
+}
+
+#[test]
+fn pages_come_from_the_pools_that_may_give_them() {
+    let allocator = allocators(256 * MIB).remove(0);
+    let device = allocator.device().clone();
+    let (kept, open) = (allocator.create_pool(), allocator.create_pool());
+    device.begin_capture(S0).unwrap();
+    drop(kept.alloc(100 * MIB, S0).unwrap());
+    device.end_capture(S0).unwrap();
+    let block = open.alloc(100 * MIB, S0).unwrap();
+    drop(block);
+    let _large = allocator.alloc(140 * MIB, S0).unwrap();
+    assert_eq!(kept.stats().reserved_bytes.current, 100 * MIB);
+    assert!(open.stats().reserved_bytes.current <= 16 * MIB);
+    check(&allocator);
+}
+
+#[test]
+fn an_allocation_waits_for_work_in_other_pools_before_it_climbs() {
+    let allocator = allocators(256 * MIB).remove(0);
+    let device = allocator.device().clone();
+    let side = device.create_stream(0).unwrap();
+    let pool = allocator.create_pool();
+    let block = pool.alloc(200 * MIB, side).unwrap();
+    device
+        .fill(block.ptr(), FillValue::U8(1), 64, side)
+        .unwrap();
+    drop(block);
+    let _large = allocator.alloc(200 * MIB, S0).unwrap();
+    let stats = allocator.stats();
+    assert_eq!(stats.num_waits_before_growing, 1);
+    assert!(!stats.rungs.contains_key(&Rung::WaitForStreams));
     check(&allocator);
 }
 
