@@ -65,11 +65,15 @@ enum Op {
     Synchronize(Option<usize>),
     Step,
     LateEvents(u32),
+    /// Looking empties the caches of threads, so it is not done after every step.
+    Check,
 }
 
 fn ops() -> impl Strategy<Value = Op> {
     let stream = || 0..NUM_STREAMS;
-    let sizes = prop_oneof![1..2048_u64, 1..300_000_u64, 1..20 * MIB, Just(4 * MIB)];
+    // Some sizes come again and again, so that blocks are used again as they are.
+    let again = prop::sample::select(vec![1000, 4096, 100_000, 4 * MIB]);
+    let sizes = prop_oneof![4 => again, 1 => 1..300_000_u64, 1 => 1..20 * MIB];
     let call = prop::sample::select(vec![
         Call::AllocSegment,
         Call::CreatePage,
@@ -99,6 +103,7 @@ fn ops() -> impl Strategy<Value = Op> {
         1 => prop::option::of(stream()).prop_map(Op::Synchronize),
         2 => Just(Op::Step),
         1 => (0..3_u32).prop_map(Op::LateEvents),
+        1 => Just(Op::Check),
     ]
 }
 
@@ -318,6 +323,10 @@ impl Program {
                 self.device.step();
             }
             Op::LateEvents(queries) => self.device.delay_events(queries),
+            Op::Check => self
+                .allocator
+                .check_invariants(CheckLevel::Structure)
+                .unwrap(),
             Op::Free { .. } | Op::Use { .. } | Op::Destroy { .. } => {}
         }
     }
@@ -331,11 +340,11 @@ fn run_correct(backing: Backing, seed: u64, ops: &[Op]) -> Result<(), TestCaseEr
     let mut program = Program::new(backing, seed, true);
     for op in ops {
         program.run(op);
-        let checked = program.allocator.check_invariants(CheckLevel::Structure);
-        prop_assert!(checked.is_ok(), "{}", checked.unwrap_err());
         let races = program.device.races();
         prop_assert!(races.is_empty(), "{}", races[0]);
     }
+    let checked = program.allocator.check_invariants(CheckLevel::Device);
+    prop_assert!(checked.is_ok(), "{}", checked.unwrap_err());
     program.held.clear();
     program.device.synchronize().unwrap();
     program.allocator.empty_cache().unwrap();
@@ -347,7 +356,7 @@ fn run_correct(backing: Backing, seed: u64, ops: &[Op]) -> Result<(), TestCaseEr
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1500, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
 
     #[test]
     fn correct_programs_have_no_race_on_virtual_memory(seed in any::<u64>(), program in programs()) {
