@@ -310,9 +310,6 @@ impl Clocks {
         except: Option<StreamSlot>,
     ) -> DeviceResult<bool> {
         let mut advanced = false;
-        if device.is_capturing() {
-            return Ok(false);
-        }
         for behind in self.behind() {
             if Some(behind.slot) != except {
                 advanced |= self.poll_one(device, behind.slot)?;

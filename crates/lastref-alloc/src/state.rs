@@ -198,7 +198,7 @@ impl State {
             // Not knowing is not a reason to fail: the memory is taken as still in use.
             Err(_) => self.stats.num_device_errors += 1,
         }
-        if self.num_closed > 0 && !device.is_capturing() {
+        if self.num_closed > 0 {
             self.drain_closed(device);
         }
         let grown = match self.page_bytes {

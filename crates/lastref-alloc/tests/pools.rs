@@ -5,7 +5,7 @@
 use std::thread;
 
 use lastref_alloc::ladder::{Rung, RungOutcome, RungReport};
-use lastref_alloc::sim::{SimDevice, SimOptions};
+use lastref_alloc::sim::{Call, SimDevice, SimOptions};
 use lastref_alloc::{
     AllocError, AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, DevicePtr,
     FillValue, MemPool, StreamId,
@@ -241,6 +241,13 @@ fn a_block_outlives_its_pool() {
         drop((block, second));
         allocator.empty_cache().unwrap();
         assert_eq!(reserved(&allocator), 0);
+        let counters = device.counters();
+        let made = counters.calls(Call::ReserveRange);
+        assert_eq!(
+            counters.calls(Call::ReleaseRange),
+            made.saturating_sub(1),
+            "addresses too"
+        );
         check(&allocator);
     }
 }
@@ -436,6 +443,24 @@ fn an_allocation_waits_for_work_in_other_pools_before_it_climbs() {
     let stats = allocator.stats();
     assert_eq!(stats.num_waits_before_growing, 1);
     assert!(!stats.rungs.contains_key(&Rung::WaitForStreams));
+    check(&allocator);
+}
+
+#[test]
+fn what_waiting_makes_free_in_other_pools_counts() {
+    let allocator = allocators(256 * MIB).remove(1);
+    let device = allocator.device().clone();
+    let side = device.create_stream(0).unwrap();
+    let pool = allocator.create_pool();
+    let block = pool.alloc(200 * MIB, S0).unwrap();
+    device
+        .fill(block.ptr(), FillValue::U8(1), 64, side)
+        .unwrap();
+    block.record_stream(side).unwrap();
+    drop(block);
+    let _large = allocator.alloc(200 * MIB, S0).unwrap();
+    let rungs = allocator.stats().rungs;
+    assert_eq!(rungs[&Rung::WaitForStreams].bytes_freed, 200 * MIB);
     check(&allocator);
 }
 

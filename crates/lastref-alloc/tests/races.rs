@@ -463,6 +463,7 @@ fn a_use_by_a_peer_is_reported_for_its_own_block() {
     here.clear_races();
     let next = allocator.alloc(4 * MIB, S0).unwrap();
     assert_eq!(next.ptr(), ptr);
+    write(here, dst.offset(MIB), S0);
     drop(next);
     let races = here.races();
     assert!(
