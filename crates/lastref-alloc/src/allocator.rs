@@ -4,13 +4,15 @@
 //!  CachingAllocator ─┐
 //!  Block ────────────┼──▶ Shared ── device
 //!  Block ────────────┘      ├── Mutex<State>: heap, clocks, statistics, history
+//!                           │    └── caches of threads, each with a flag of its own
 //!                           └── Mutex<Vec<Reclaimer>>
 //! ```
 //!
 //! # Lock order
 //!
-//! The two locks are never held together. The state's lock is held over device calls that do not
-//! wait, never while waiting for the device and never while foreign code (a reclaimer) runs.
+//! The two locks are never held together. A cache's flag is taken alone or under the state's lock.
+//! The state's lock is held over device calls that do not wait, never while waiting for the device
+//! and never while foreign code (a reclaimer) runs.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -22,6 +24,7 @@ use std::time::Instant;
 use lastref_snapshot::{Snapshot, TraceAction};
 use thiserror::Error;
 
+use crate::anchor::Handle;
 use crate::block::Block;
 use crate::clock::StreamSlot;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, StreamId};
@@ -31,9 +34,10 @@ use crate::ladder::{
     ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungOutcome, RungReport,
     microseconds,
 };
-use crate::state::{Miss, POOLS, Request, State};
+use crate::state::{Miss, POOLS, Place, Request, State};
 use crate::stats::MemoryStats;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local, unique};
+use crate::thread_cache;
 
 /// No device has more; sizes up to this can be added without overflow.
 const MAX_BYTES: u64 = 1 << 60;
@@ -181,7 +185,7 @@ pub struct InvariantViolation(String);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct CachingAllocator<D: Device> {
-    shared: Arc<Shared<D>>,
+    shared: Handle<D>,
 }
 
 impl<D: Device> CachingAllocator<D> {
@@ -199,22 +203,29 @@ impl<D: Device> CachingAllocator<D> {
             Backing::Auto => properties.page_bytes,
             Backing::Segments => None,
         };
-        let mut state = State::new(page_bytes, properties.total_bytes, options.slack_per_mille);
+        let id = unique();
+        let mut state = State::new(
+            id,
+            page_bytes,
+            properties.total_bytes,
+            options.slack_per_mille,
+        );
         state.limit = options.memory_limit;
         state.history.set_max_entries(options.max_history_entries);
         let shared = Shared {
             device,
+            id,
             wait_before_growing: options.wait_before_growing,
             state: Mutex::new(state),
             reclaimers: Mutex::new(Vec::new()),
             next_reclaimer: AtomicU64::new(0),
         };
         Self {
-            shared: Arc::new(shared),
+            shared: Handle::new(shared),
         }
     }
 
-    pub(crate) const fn from_shared(shared: Arc<Shared<D>>) -> Self {
+    pub(crate) const fn from_handle(shared: Handle<D>) -> Self {
         Self { shared }
     }
 
@@ -236,42 +247,17 @@ impl<D: Device> CachingAllocator<D> {
     /// failed otherwise or there is no such stream. Nothing is held in any of these cases.
     pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<Block<D>, AllocError> {
         let shared = &self.shared;
-        let block =
-            |node, ptr, rounded| Block::new(Arc::clone(shared), node, ptr, bytes, rounded, stream);
+        let block = |place| Block::new(shared.for_block(), place, bytes, stream);
         if bytes == 0 {
-            return Ok(block(None, DevicePtr::NULL, 0));
+            lock(&shared.state).add_empty_block();
+            return Ok(block(None));
         }
-        if bytes > MAX_BYTES {
-            return Err(shared.too_large(bytes, &lock(&shared.state)));
+        if let Some((entry, stamp)) = thread_cache::take(shared.id, bytes, stream) {
+            let place = (entry.node, DevicePtr(entry.addr), entry.slot, stamp);
+            return Ok(block(Some(place)));
         }
-        let rounded = bytes.next_multiple_of(MIN_BLOCK_BYTES);
-        let mut state = lock(&shared.state);
-        let slot = state.clocks.slot(&shared.device, stream)?;
-        if state.clocks.is_retired(slot) {
-            return Err(AllocError::RetiredStream { stream });
-        }
-        let request = Request {
-            requested: bytes,
-            bytes: rounded,
-            stream: slot,
-        };
-        let mut result = state.attempt(&shared.device, &request, shared.wait_before_growing);
-        if matches!(result, Err(Miss::Busy)) {
-            state = shared.wait_before_growing(state);
-            result = state.attempt(&shared.device, &request, false);
-        }
-        match result {
-            Ok(node) => {
-                let ptr = DevicePtr(state.heap.node(node).addr);
-                drop(state);
-                Ok(block(Some(node), ptr, rounded))
-            }
-            Err(Miss::Device(error)) => Err(error.into()),
-            Err(Miss::Full | Miss::Busy) => {
-                let (node, ptr) = shared.climb(state, &request)?;
-                Ok(block(Some(node), ptr, rounded))
-            }
-        }
+        let place = shared.alloc(bytes, stream)?;
+        Ok(block(Some(place)))
     }
 
     /// Gives all cached memory back to the device, where other programs can see it, and returns
@@ -285,8 +271,12 @@ impl<D: Device> CachingAllocator<D> {
     ///
     /// The device's, if waiting failed. Memory whose work is done was given back all the same.
     pub fn empty_cache(&self) -> DeviceResult<u64> {
+        // What the caches of threads give back is stamped now, and has to be waited for too.
+        lock(&self.shared.state).drain_caches();
         let waited = self.shared.wait_for_streams();
-        let released = lock(&self.shared.state).release_cached(&self.shared.device, u64::MAX);
+        let mut state = lock(&self.shared.state);
+        state.drain_caches();
+        let released = state.release_cached(&self.shared.device, u64::MAX);
         waited.map(|_| released)
     }
 
@@ -326,13 +316,16 @@ impl<D: Device> CachingAllocator<D> {
     /// The statistics now.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
-        let state = lock(&self.shared.state);
+        let mut state = lock(&self.shared.state);
+        state.fold_all();
         state.books.read(&state.stats)
     }
 
     /// Sets every peak to the current value.
     pub fn reset_peak_stats(&self) {
-        for tally in lock(&self.shared.state).books.tallies_mut() {
+        let mut state = lock(&self.shared.state);
+        state.fold_all();
+        for tally in state.books.tallies_mut() {
             tally.reset_peaks();
         }
     }
@@ -340,6 +333,7 @@ impl<D: Device> CachingAllocator<D> {
     /// Sets everything that is counted up (allocated, freed, retries, rungs and so on) to zero.
     pub fn reset_accumulated_stats(&self) {
         let mut state = lock(&self.shared.state);
+        state.fold_all();
         state.stats.reset_accumulated();
         for tally in state.books.tallies_mut() {
             tally.reset_accumulated();
@@ -348,15 +342,14 @@ impl<D: Device> CachingAllocator<D> {
 
     /// Keeps the latest `max_entries` entries of history from now on; 0 turns it off.
     pub fn record_history(&self, max_entries: usize) {
-        lock(&self.shared.state)
-            .history
-            .set_max_entries(max_entries);
+        lock(&self.shared.state).set_max_history_entries(max_entries);
     }
 
     /// Everything the allocator holds, as data: segments, blocks, history.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let mut state = lock(&self.shared.state);
+        state.drain_caches();
         let active = state.books.active_bytes.current();
         state.history.push(
             TraceAction::Snapshot,
@@ -374,7 +367,8 @@ impl<D: Device> CachingAllocator<D> {
     /// [`InvariantViolation`], which says what is wrong. With [`CheckLevel::Device`] also if the
     /// device cannot be asked.
     pub fn check_invariants(&self, level: CheckLevel) -> Result<(), InvariantViolation> {
-        let state = lock(&self.shared.state);
+        let mut state = lock(&self.shared.state);
+        state.drain_caches();
         state
             .check(level >= CheckLevel::Structure)
             .map_err(InvariantViolation)?;
@@ -422,16 +416,16 @@ impl<D: Device> CachingAllocator<D> {
     ///
     /// The device's; the stream is then not retired.
     pub fn retire_stream(&self, stream: StreamId) -> DeviceResult<()> {
-        lock(&self.shared.state)
-            .clocks
-            .retire(&self.shared.device, stream)
+        let mut state = lock(&self.shared.state);
+        state.close_caches();
+        state.clocks.retire(&self.shared.device, stream)
     }
 }
 
 impl<D: Device> Clone for CachingAllocator<D> {
     fn clone(&self) -> Self {
         Self {
-            shared: Arc::clone(&self.shared),
+            shared: self.shared.clone(),
         }
     }
 }
@@ -448,16 +442,46 @@ impl<D: Device> fmt::Debug for CachingAllocator<D> {
 /// What handles and blocks share.
 pub(crate) struct Shared<D: Device> {
     device: D,
+    /// Names it among other allocators.
+    pub(crate) id: u64,
     wait_before_growing: bool,
-    state: Mutex<State>,
+    pub(crate) state: Mutex<State>,
     /// Sorted by level, then by age.
     reclaimers: Mutex<Vec<(ReclaimerId, Arc<dyn Reclaimer>)>>,
     next_reclaimer: AtomicU64,
 }
 
 impl<D: Device> Shared<D> {
-    pub(crate) fn free(&self, node: NodeId) {
-        lock(&self.state).free(node);
+    /// Allocates from the heap.
+    fn alloc(&self, bytes: u64, stream: StreamId) -> Result<Place, AllocError> {
+        let mut state = lock(&self.state);
+        if bytes > MAX_BYTES {
+            return Err(self.too_large(bytes, &state));
+        }
+        let slot = state.clocks.slot(&self.device, stream)?;
+        if state.clocks.is_retired(slot) {
+            return Err(AllocError::RetiredStream { stream });
+        }
+        if bytes <= thread_cache::MAX_REQUEST {
+            state.visit_mine(stream, slot);
+        } else {
+            state.fold_mine();
+        }
+        let request = Request {
+            requested: bytes,
+            bytes: bytes.next_multiple_of(MIN_BLOCK_BYTES),
+            stream: slot,
+        };
+        let mut result = state.attempt(&self.device, &request, self.wait_before_growing);
+        if matches!(result, Err(Miss::Busy)) {
+            state = self.wait_before_growing(state);
+            result = state.attempt(&self.device, &request, false);
+        }
+        match result {
+            Ok(node) => Ok(state.place(node, &request)),
+            Err(Miss::Device(error)) => Err(error.into()),
+            Err(Miss::Full | Miss::Busy) => self.climb(state, &request),
+        }
     }
 
     pub(crate) fn record_stream(&self, node: NodeId, stream: StreamId) -> DeviceResult<()> {
@@ -511,11 +535,7 @@ impl<D: Device> Shared<D> {
     // ---- the ladder ----------------------------------------------------------------------------
 
     /// Climbs the ladder after an attempt that found the memory full.
-    fn climb(
-        &self,
-        state: MutexGuard<'_, State>,
-        request: &Request,
-    ) -> Result<(NodeId, DevicePtr), AllocError> {
+    fn climb(&self, state: MutexGuard<'_, State>, request: &Request) -> Result<Place, AllocError> {
         let most = self.most(&state);
         if request.bytes > most {
             return Err(self.too_large(request.requested, &state));
@@ -582,12 +602,12 @@ struct Climb<'a, D: Device> {
 /// once in a million allocations, so that one run goes this thread's way in five.
 const MAX_COLLECTIONS: u32 = 1024;
 
-type Found = Option<(NodeId, DevicePtr)>;
+type Found = Option<Place>;
 
 impl<'a, D: Device> Climb<'a, D> {
     fn attempt(&mut self, state: &mut State) -> Result<Found, AllocError> {
         match state.attempt(&self.shared.device, self.request, false) {
-            Ok(node) => Ok(Some((node, DevicePtr(state.heap.node(node).addr)))),
+            Ok(node) => Ok(Some(state.place(node, self.request))),
             Err(Miss::Full | Miss::Busy) => {
                 self.freed_before = state.books.allocated_bytes.freed();
                 Ok(None)
@@ -722,7 +742,9 @@ impl<'a, D: Device> Climb<'a, D> {
     /// Bytes freed since it was last seen that the request does not fit: a reclaimer may have freed
     /// more than it knows of, or another thread did.
     fn freed_by_anyone(&self) -> u64 {
-        let freed = lock(&self.shared.state).books.allocated_bytes.freed();
+        let mut state = lock(&self.shared.state);
+        state.fold_all();
+        let freed = state.books.allocated_bytes.freed();
         freed.wrapping_sub(self.freed_before)
     }
 

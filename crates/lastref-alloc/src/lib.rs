@@ -23,6 +23,7 @@
 //! |---|---|
 //! | [`device`] | what is asked of a device |
 //! | `allocator`, `state` | the allocator: public face; what its lock protects |
+//! | `thread_cache` | the cache of small blocks that each thread has |
 //! | `heap` | which addresses are live, free or unmapped |
 //! | `clock` | when memory freed on one stream may be used on another |
 //! | [`ladder`] | what is tried before an out-of-memory error |
@@ -30,6 +31,7 @@
 //! | [`replay`] | running an allocation trace through the allocator |
 
 mod allocator;
+mod anchor;
 mod block;
 mod clock;
 #[cfg(any(test, feature = "test-util"))]
@@ -39,6 +41,7 @@ mod error;
 mod heap;
 mod history;
 pub mod ladder;
+mod owner;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 pub mod replay;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
@@ -46,6 +49,7 @@ pub mod sim;
 mod state;
 mod stats;
 mod sync;
+mod thread_cache;
 
 pub use allocator::{AllocatorOptions, Backing, CachingAllocator, CheckLevel, InvariantViolation};
 pub use block::Block;

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::ladder::{Rung, RungTotals};
+use crate::thread_cache::Flows;
 
 /// The two pools: blocks up to 128 KiB and all others. They never share a segment or a page, so
 /// that long-lived small blocks do not pin memory that large ones need.
@@ -78,6 +79,32 @@ struct Count {
     at_reset: u64,
 }
 
+/// Changes of one number since some moment.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Flow {
+    added: u64,
+    removed: u64,
+    /// The most by which it was above what it was at that moment.
+    peak: u64,
+}
+
+impl Flow {
+    #[inline]
+    pub(crate) fn add(&mut self, by: u64) {
+        self.added += by;
+        self.peak = self.peak.max(self.added.saturating_sub(self.removed));
+    }
+
+    #[inline]
+    pub(crate) fn remove(&mut self, by: u64) {
+        self.removed += by;
+    }
+
+    pub(crate) const fn peak(&self) -> u64 {
+        self.peak
+    }
+}
+
 /// A [`StatByPool`] that is being counted.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Tally {
@@ -108,6 +135,15 @@ impl Tally {
         } else {
             self.decrease(pool, current - value);
         }
+    }
+
+    /// Adds what was counted elsewhere, after all that was counted here.
+    pub(crate) fn fold(&mut self, pool: PoolKind, flow: Flow) {
+        self.peak = self.peak.max(self.current() + flow.peak);
+        let count = &mut self.pools[pool as usize];
+        count.peak = count.peak.max(count.current + flow.peak);
+        count.current = count.current + flow.added - flow.removed;
+        count.allocated += flow.added;
     }
 
     pub(crate) const fn current(&self) -> u64 {
@@ -186,6 +222,16 @@ impl Books {
         ]
     }
 
+    /// Adds what a thread's cache counted.
+    pub(crate) fn fold(&mut self, flows: &Flows) {
+        let pool = PoolKind::Small;
+        self.allocation.fold(pool, flows.blocks);
+        self.active.fold(pool, flows.blocks);
+        self.allocated_bytes.fold(pool, flows.bytes);
+        self.active_bytes.fold(pool, flows.bytes);
+        self.requested_bytes.fold(pool, flows.requested);
+    }
+
     /// `rest` with the families as they are now.
     pub(crate) fn read(&self, rest: &MemoryStats) -> MemoryStats {
         MemoryStats {
@@ -243,6 +289,8 @@ pub struct MemoryStats {
     pub num_waits_before_growing: u64,
     /// Device calls that failed where the caller could not be told: in a free, a poll, a clean-up.
     pub num_device_errors: u64,
+    /// Allocations that a thread's own cache served, without the heap and its lock.
+    pub num_thread_cache_hits: u64,
     /// What each rung of the out-of-memory ladder was asked and gave.
     pub rungs: BTreeMap<Rung, RungTotals>,
 }
@@ -301,6 +349,7 @@ impl MemoryStats {
             ("num_device_free", self.num_device_free),
             ("num_pages_moved", self.num_pages_moved),
             ("num_waits_before_growing", self.num_waits_before_growing),
+            ("num_thread_cache_hits", self.num_thread_cache_hits),
             ("num_device_errors", self.num_device_errors),
         ];
         keys.extend(scalars.map(|(key, value)| (key.to_owned(), value)));
@@ -316,6 +365,7 @@ impl MemoryStats {
         self.num_device_free = 0;
         self.num_pages_moved = 0;
         self.num_waits_before_growing = 0;
+        self.num_thread_cache_hits = 0;
         self.num_device_errors = 0;
         self.rungs.clear();
     }
@@ -352,8 +402,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_counted_elsewhere_ends_in_the_same_numbers() {
+        let (mut straight, mut folded) = (Tally::default(), Tally::default());
+        let mut flow = Flow::default();
+        let pool = PoolKind::Small;
+        for tally in [&mut straight, &mut folded] {
+            tally.increase(PoolKind::Large, 100);
+            tally.increase(pool, 50);
+        }
+        for (adds, by) in [(false, 30), (true, 10), (true, 45), (false, 75), (true, 5)] {
+            if adds {
+                straight.increase(pool, by);
+                flow.add(by);
+            } else {
+                straight.decrease(pool, by);
+                flow.remove(by);
+            }
+        }
+        folded.fold(pool, flow);
+        assert_eq!(straight.read(), folded.read());
+        assert_eq!(folded.read().all.peak, 175);
+    }
+
+    #[test]
     fn every_family_has_all_its_keys() {
         let keys = MemoryStats::default().torch_keys();
-        assert_eq!(keys.len(), 9 * 3 * 4 + 8);
+        assert_eq!(keys.len(), 9 * 3 * 4 + 9);
     }
 }
