@@ -4,13 +4,15 @@
 //!  CachingAllocator ─┐
 //!  Block ────────────┼──▶ Shared ── device
 //!  Block ────────────┘      ├── Mutex<State>: heaps of the pools, clocks, statistics, history
+//!                           │    └── caches of threads, each with a flag of its own
 //!                           └── Mutex<Vec<Reclaimer>>
 //! ```
 //!
 //! # Lock order
 //!
-//! The two locks are never held together. The state's lock is held over device calls that do not
-//! wait, never while waiting for the device and never while foreign code (a reclaimer) runs.
+//! The two locks are never held together. A cache's flag is taken alone or under the state's lock.
+//! The state's lock is held over device calls that do not wait, never while waiting for the device
+//! and never while foreign code (a reclaimer) runs.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -22,6 +24,7 @@ use std::time::Instant;
 use lastref_snapshot::{Snapshot, TraceAction};
 use thiserror::Error;
 
+use crate::anchor::Handle;
 use crate::block::Block;
 use crate::clock::StreamSlot;
 use crate::device::{BlockObserver, Device, DeviceError, DevicePtr, DeviceResult, StreamId};
@@ -34,9 +37,10 @@ use crate::ladder::{
 use crate::options::{AllocatorOptions, Backing, InvalidOption, Limit};
 use crate::pinning::pinned;
 use crate::pool::{PoolStats, routed};
-use crate::state::{Miss, POOLS, PoolId, Request, State};
+use crate::state::{Miss, POOLS, Place, PoolId, Request, State};
 use crate::stats::MemoryStats;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local, unique};
+use crate::thread_cache;
 
 /// No device has more; sizes up to this can be added without overflow.
 const MAX_BYTES: u64 = 1 << 60;
@@ -95,7 +99,7 @@ pub struct InvariantViolation(String);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct CachingAllocator<D: Device> {
-    shared: Arc<Shared<D>>,
+    shared: Handle<D>,
 }
 
 impl<D: Device> CachingAllocator<D> {
@@ -113,26 +117,28 @@ impl<D: Device> CachingAllocator<D> {
             Backing::Auto => properties.page_bytes,
             Backing::Segments => None,
         };
-        let mut state = State::new(page_bytes, properties.total_bytes);
+        let id = unique();
+        let mut state = State::new(id, page_bytes, properties.total_bytes);
         state.set_options(options);
         let shared = Shared {
             observer: device.block_observer(),
             device,
+            id,
             state: Mutex::new(state),
             reclaimers: Mutex::new(Vec::new()),
             next_reclaimer: AtomicU64::new(0),
             num_scopes: AtomicU64::new(0),
         };
         Self {
-            shared: Arc::new(shared),
+            shared: Handle::new(shared),
         }
     }
 
-    pub(crate) const fn shared(&self) -> &Arc<Shared<D>> {
+    pub(crate) const fn handle(&self) -> &Handle<D> {
         &self.shared
     }
 
-    pub(crate) const fn from_shared(shared: Arc<Shared<D>>) -> Self {
+    pub(crate) const fn from_handle(shared: Handle<D>) -> Self {
         Self { shared }
     }
 
@@ -154,7 +160,7 @@ impl<D: Device> CachingAllocator<D> {
     /// failed otherwise or there is no such stream. Nothing is held in any of these cases.
     #[track_caller]
     pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<Block<D>, AllocError> {
-        Shared::alloc(&self.shared, routed(&self.shared), bytes, stream)
+        Shared::alloc_in(&self.shared, routed(&self.shared), bytes, stream)
     }
 
     /// Gives all cached memory back to the device, where other programs can see it, and returns
@@ -169,8 +175,11 @@ impl<D: Device> CachingAllocator<D> {
     ///
     /// The device's, if waiting failed. Memory whose work is done was given back all the same.
     pub fn empty_cache(&self) -> DeviceResult<u64> {
+        // What the caches of threads give back is stamped now, and has to be waited for too.
+        lock(&self.shared.state).drain_caches();
         let waited = self.shared.wait_for_streams();
         let mut state = lock(&self.shared.state);
+        state.drain_caches();
         let released = state.release_cached(&self.shared.device, u64::MAX);
         state.book_empty_cache(released);
         waited.map(|_| released)
@@ -238,32 +247,37 @@ impl<D: Device> CachingAllocator<D> {
     /// The statistics now.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
-        lock(&self.shared.state).stats()
+        let mut state = lock(&self.shared.state);
+        state.fold_all();
+        state.stats()
     }
 
     /// Sets every peak to the current value.
     pub fn reset_peak_stats(&self) {
-        for tally in lock(&self.shared.state).books.tallies_mut() {
+        let mut state = lock(&self.shared.state);
+        state.fold_all();
+        for tally in state.books.tallies_mut() {
             tally.reset_peaks();
         }
     }
 
     /// Sets everything that is counted up (allocated, freed, retries, rungs and so on) to zero.
     pub fn reset_accumulated_stats(&self) {
-        lock(&self.shared.state).reset_accumulated_stats();
+        let mut state = lock(&self.shared.state);
+        state.fold_all();
+        state.reset_accumulated_stats();
     }
 
     /// Keeps the latest `max_entries` entries of history from now on; 0 turns it off.
     pub fn record_history(&self, max_entries: usize) {
-        lock(&self.shared.state)
-            .history
-            .set_max_entries(max_entries);
+        lock(&self.shared.state).set_max_history_entries(max_entries);
     }
 
     /// Everything the allocator holds, as data: segments, blocks, history.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let mut state = lock(&self.shared.state);
+        state.drain_caches();
         let active = state.books.active_bytes.current();
         state.history.push(
             TraceAction::Snapshot,
@@ -281,7 +295,8 @@ impl<D: Device> CachingAllocator<D> {
     /// [`InvariantViolation`], which says what is wrong. With [`CheckLevel::Device`] also if the
     /// device cannot be asked.
     pub fn check_invariants(&self, level: CheckLevel) -> Result<(), InvariantViolation> {
-        let state = lock(&self.shared.state);
+        let mut state = lock(&self.shared.state);
+        state.drain_caches();
         state
             .check(level >= CheckLevel::Structure)
             .map_err(InvariantViolation)?;
@@ -337,16 +352,16 @@ impl<D: Device> CachingAllocator<D> {
     ///
     /// The device's; the stream is then not retired.
     pub fn retire_stream(&self, stream: StreamId) -> DeviceResult<()> {
-        lock(&self.shared.state)
-            .clocks
-            .retire(&self.shared.device, stream)
+        let mut state = lock(&self.shared.state);
+        state.close_caches();
+        state.clocks.retire(&self.shared.device, stream)
     }
 }
 
 impl<D: Device> Clone for CachingAllocator<D> {
     fn clone(&self) -> Self {
         Self {
-            shared: Arc::clone(&self.shared),
+            shared: self.shared.clone(),
         }
     }
 }
@@ -365,7 +380,9 @@ pub(crate) struct Shared<D: Device> {
     device: D,
     /// The device's, if it wants to be told of blocks.
     observer: Option<Arc<dyn BlockObserver>>,
-    state: Mutex<State>,
+    /// Names it among other allocators.
+    pub(crate) id: u64,
+    pub(crate) state: Mutex<State>,
     /// Sorted by level, then by age.
     reclaimers: Mutex<Vec<(ReclaimerId, Arc<dyn Reclaimer>)>>,
     next_reclaimer: AtomicU64,
@@ -376,69 +393,84 @@ pub(crate) struct Shared<D: Device> {
 impl<D: Device> Shared<D> {
     /// What [`CachingAllocator::alloc`] does, in a pool.
     #[track_caller]
-    pub(crate) fn alloc(
-        shared: &Arc<Self>,
+    pub(crate) fn alloc_in(
+        shared: &Handle<D>,
         pool: PoolId,
         bytes: u64,
         stream: StreamId,
     ) -> Result<Block<D>, AllocError> {
-        let at = Location::caller();
-        let block = |node: Option<NodeId>, ptr, rounded| {
-            if let (Some(observer), Some(_)) = (&shared.observer, node) {
-                observer.allocated(ptr, rounded, stream, at);
-            }
-            Block::new(Arc::clone(shared), node, pool, ptr, bytes, rounded, stream)
-        };
+        let block = |place| Block::new(shared.for_block(), place, pool, bytes, stream);
         if bytes == 0 {
-            return Ok(block(None, DevicePtr::NULL, 0));
+            lock(&shared.state).add_empty_block();
+            return Ok(block(None));
         }
+        let cached = if pool == PoolId::DEFAULT {
+            thread_cache::take(shared.id, bytes, stream)
+        } else {
+            None
+        };
+        let place = match cached {
+            Some((entry, stamp)) => (entry.node, DevicePtr(entry.addr), entry.slot, stamp),
+            None => shared.alloc(pool, bytes, stream)?,
+        };
+        if let Some(observer) = &shared.observer {
+            let rounded = bytes.next_multiple_of(MIN_BLOCK_BYTES);
+            observer.allocated(place.1, rounded, stream, Location::caller());
+        }
+        Ok(block(Some(place)))
+    }
+
+    /// Allocates from the heap.
+    fn alloc(&self, pool: PoolId, bytes: u64, stream: StreamId) -> Result<Place, AllocError> {
+        let mut state = lock(&self.state);
         if bytes > MAX_BYTES {
-            return Err(shared.too_large(bytes, &lock(&shared.state)));
+            return Err(self.too_large(bytes, &state));
         }
-        let rounded = bytes.next_multiple_of(MIN_BLOCK_BYTES);
-        let mut state = lock(&shared.state);
-        let slot = state.clocks.slot(&shared.device, stream)?;
+        let slot = state.clocks.slot(&self.device, stream)?;
         if state.clocks.is_retired(slot) {
             return Err(AllocError::RetiredStream { stream });
         }
+        if pool == PoolId::DEFAULT && bytes <= thread_cache::MAX_REQUEST {
+            state.visit_mine(stream, slot);
+        } else {
+            state.fold_mine();
+        }
         let request = Request {
             requested: bytes,
-            bytes: rounded,
+            bytes: bytes.next_multiple_of(MIN_BLOCK_BYTES),
             stream: slot,
             pool,
         };
-        if pool != PoolId::DEFAULT && shared.device.is_capturing() {
+        if pool != PoolId::DEFAULT && self.device.is_capturing() {
             state.keep(pool);
         }
         let may_wait = state.wait_before_growing;
-        let mut result = state.attempt(&shared.device, &request, may_wait);
+        let mut result = state.attempt(&self.device, &request, may_wait);
         if matches!(result, Err(Miss::Busy)) {
-            state = shared.wait_before_growing(state);
-            result = state.attempt(&shared.device, &request, false);
+            state = self.wait_before_growing(state);
+            result = state.attempt(&self.device, &request, false);
         }
         match result {
-            Ok(node) => {
-                let ptr = state.ptr(pool, node);
-                drop(state);
-                Ok(block(Some(node), ptr, rounded))
-            }
+            Ok(node) => Ok(state.place(node, &request)),
             Err(Miss::Device(error)) => Err(error.into()),
-            Err(Miss::Full | Miss::Busy) => {
-                let (node, ptr) = shared.climb(state, &request)?;
-                Ok(block(Some(node), ptr, rounded))
-            }
+            Err(Miss::Full | Miss::Busy) => self.climb(state, &request),
         }
     }
 
-    pub(crate) fn free(&self, (pool, node): (PoolId, NodeId), ptr: DevicePtr, bytes: u64) {
-        if let Some(observer) = &self.observer {
-            for stream in observer.freed(ptr, bytes) {
-                // Fails for a stream that is gone. The observer has reported it; the caller of a
-                // free can be told nothing.
-                let _ = self.record_use((pool, node), stream);
-            }
+    /// Tells the observer, if there is one, of a block that is about to be freed. True if streams were
+    /// recorded for it on that account.
+    #[inline]
+    pub(crate) fn observe_free(&self, block: (PoolId, NodeId), ptr: DevicePtr, bytes: u64) -> bool {
+        let Some(observer) = &self.observer else {
+            return false;
+        };
+        let unrecorded = observer.freed(ptr, bytes);
+        for stream in &unrecorded {
+            // Fails for a stream that is gone. The observer has reported it; the caller of a free can
+            // be told nothing.
+            let _ = self.record_use(block, *stream);
         }
-        lock(&self.state).on(pool, |state| state.free(node));
+        !unrecorded.is_empty()
     }
 
     pub(crate) fn record_stream(
@@ -525,11 +557,7 @@ impl<D: Device> Shared<D> {
     // ---- the ladder ----------------------------------------------------------------------------
 
     /// Climbs the ladder after an attempt that found the memory full.
-    fn climb(
-        &self,
-        state: MutexGuard<'_, State>,
-        request: &Request,
-    ) -> Result<(NodeId, DevicePtr), AllocError> {
+    fn climb(&self, state: MutexGuard<'_, State>, request: &Request) -> Result<Place, AllocError> {
         let most = self.most(&state);
         if request.bytes > most {
             return Err(self.too_large(request.requested, &state));
@@ -596,12 +624,12 @@ struct Climb<'a, D: Device> {
 /// once in a million allocations, so that one run goes this thread's way in five.
 const MAX_COLLECTIONS: u32 = 1024;
 
-type Found = Option<(NodeId, DevicePtr)>;
+type Found = Option<Place>;
 
 impl<'a, D: Device> Climb<'a, D> {
     fn attempt(&mut self, state: &mut State) -> Result<Found, AllocError> {
         match state.attempt(&self.shared.device, self.request, false) {
-            Ok(node) => Ok(Some((node, state.ptr(self.request.pool, node)))),
+            Ok(node) => Ok(Some(state.place(node, self.request))),
             Err(Miss::Full | Miss::Busy) => {
                 self.freed_before = state.books.allocated_bytes.freed();
                 Ok(None)
@@ -740,7 +768,9 @@ impl<'a, D: Device> Climb<'a, D> {
     /// Bytes freed since it was last seen that the request does not fit: a reclaimer may have freed
     /// more than it knows of, or another thread did.
     fn freed_by_anyone(&self) -> u64 {
-        let freed = lock(&self.shared.state).books.allocated_bytes.freed();
+        let mut state = lock(&self.shared.state);
+        state.fold_all();
+        let freed = state.books.allocated_bytes.freed();
         freed.wrapping_sub(self.freed_before)
     }
 

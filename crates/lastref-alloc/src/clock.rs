@@ -30,6 +30,10 @@ pub(crate) struct StreamSlot(u32);
 impl StreamSlot {
     /// The slot of [`StreamId::DEFAULT`].
     pub(crate) const DEFAULT: Self = Self(0);
+
+    pub(crate) const fn index(self) -> u32 {
+        self.0
+    }
 }
 
 /// The streams that use a piece of memory, and up to which tick.

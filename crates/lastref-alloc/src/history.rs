@@ -4,6 +4,11 @@
 //! allocation. They are kept packed, for the same reason: with a million of them each push is a miss
 //! of the cache. A free that is completed at once, as most are, takes one record and reads back as
 //! two entries.
+//!
+//! Each thread's cache has a history of its own, and the heap has one. A record's *stamp* is greater
+//! than those of all that must come before it: the earlier ones of its history, and what happened to
+//! the same memory in another one, whose stamps a history [passes](History::pass) when memory comes
+//! from there (Lamport's clock). No counter is shared for that. Read together they are sorted by it.
 
 use lastref_snapshot::{TraceAction, TraceEntry};
 
@@ -30,11 +35,12 @@ enum Code {
 struct Record {
     address: u64,
     bytes: u64,
+    stamp: u64,
     slot: StreamSlot,
     code: Code,
 }
 
-const _: () = assert!(size_of::<Record>() == 24);
+const _: () = assert!(size_of::<Record>() == 32);
 
 impl Record {
     /// The entries it stands for: one, or two.
@@ -71,6 +77,8 @@ pub(crate) struct History {
     next: usize,
     /// Entries that were ever pushed.
     sequence: u64,
+    /// The latest stamp.
+    clock: u64,
 }
 
 impl History {
@@ -107,26 +115,44 @@ impl History {
             TraceAction::Snapshot => (Code::Snapshot, ptr.0),
             TraceAction::Oom { device_free_bytes } => (Code::Oom, device_free_bytes),
         };
-        self.push_record(Record {
-            address,
-            bytes,
-            slot,
-            code,
-        });
+        self.push_record(address, bytes, slot, code);
+    }
+
+    /// Pushes an allocation and returns its stamp.
+    #[inline]
+    pub(crate) fn push_alloc(&mut self, address: u64, bytes: u64, slot: StreamSlot) -> u64 {
+        self.push_record(address, bytes, slot, Code::Alloc);
+        self.clock
+    }
+
+    /// The latest stamp.
+    pub(crate) const fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    /// Makes later stamps greater than this one.
+    #[inline]
+    pub(crate) fn pass(&mut self, stamp: u64) {
+        self.clock = self.clock.max(stamp);
     }
 
     /// Pushes the two entries of a free that is completed at once.
-    pub(crate) fn push_free(&mut self, ptr: DevicePtr, bytes: u64, slot: StreamSlot) {
-        self.push_record(Record {
-            address: ptr.0,
-            bytes,
-            slot,
-            code: Code::Free,
-        });
+    #[inline]
+    pub(crate) fn push_free(&mut self, address: u64, bytes: u64, slot: StreamSlot) {
+        self.push_record(address, bytes, slot, Code::Free);
     }
 
-    fn push_record(&mut self, record: Record) {
-        self.sequence += 1 + u64::from(record.code == Code::Free);
+    #[inline]
+    fn push_record(&mut self, address: u64, bytes: u64, slot: StreamSlot, code: Code) {
+        self.sequence += 1 + u64::from(code == Code::Free);
+        self.clock += 1;
+        let record = Record {
+            address,
+            bytes,
+            stamp: self.clock,
+            slot,
+            code,
+        };
         if self.records.len() < self.max_records {
             self.records.push(record);
         } else if let Some(oldest) = self.records.get_mut(self.next) {
@@ -138,35 +164,61 @@ impl History {
         }
     }
 
-    /// The latest entries, oldest first.
-    pub(crate) fn entries(&self, stream: impl Fn(StreamSlot) -> StreamId) -> Vec<TraceEntry> {
-        let mut entries = Vec::with_capacity(self.records.len());
-        for record in self.in_order() {
-            let (first, second) = record.actions();
-            entries.extend(
-                std::iter::once(first)
-                    .chain(second)
-                    .map(|action| TraceEntry {
-                        action,
-                        address: if record.code == Code::Oom {
-                            0
-                        } else {
-                            record.address
-                        },
-                        bytes: record.bytes,
-                        stream: stream(record.slot).0,
-                        sequence: 0,
-                        time_us: None,
-                    }),
-            );
+    /// What it holds, for [`read`].
+    pub(crate) fn part(&self) -> Part {
+        Part {
+            records: self.in_order().copied().collect(),
+            sequence: self.sequence,
         }
-        entries.drain(..entries.len().saturating_sub(self.max_records));
-        let first = self.sequence - entries.len() as u64;
-        for (sequence, entry) in (first..).zip(&mut entries) {
-            entry.sequence = sequence;
-        }
-        entries
     }
+
+    pub(crate) const fn max_entries(&self) -> usize {
+        self.max_records
+    }
+}
+
+/// One of several histories that are read together.
+#[derive(Debug)]
+pub(crate) struct Part {
+    records: Vec<Record>,
+    sequence: u64,
+}
+
+/// The latest `max_entries` entries of several histories, oldest first.
+pub(crate) fn read(
+    parts: Vec<Part>,
+    max_entries: usize,
+    stream: impl Fn(StreamSlot) -> StreamId,
+) -> Vec<TraceEntry> {
+    let end: u64 = parts.iter().map(|part| part.sequence).sum();
+    let mut records: Vec<Record> = parts.into_iter().flat_map(|part| part.records).collect();
+    records.sort_by_key(|record| record.stamp);
+    let mut entries = Vec::with_capacity(records.len());
+    for record in records {
+        let (first, second) = record.actions();
+        entries.extend(
+            std::iter::once(first)
+                .chain(second)
+                .map(|action| TraceEntry {
+                    action,
+                    address: if record.code == Code::Oom {
+                        0
+                    } else {
+                        record.address
+                    },
+                    bytes: record.bytes,
+                    stream: stream(record.slot).0,
+                    sequence: 0,
+                    time_us: None,
+                }),
+        );
+    }
+    entries.drain(..entries.len().saturating_sub(max_entries));
+    let first = end - entries.len() as u64;
+    for (sequence, entry) in (first..).zip(&mut entries) {
+        entry.sequence = sequence;
+    }
+    entries
 }
 
 #[cfg(test)]
@@ -181,7 +233,9 @@ mod tests {
     }
 
     fn read(history: &History) -> Vec<(TraceAction, u64)> {
-        let entries = history.entries(|_| StreamId::DEFAULT);
+        let entries = super::read(vec![history.part()], history.max_records, |_| {
+            StreamId::DEFAULT
+        });
         for pair in entries.windows(2) {
             assert_eq!(pair[0].sequence + 1, pair[1].sequence);
         }
@@ -204,7 +258,7 @@ mod tests {
             let mut expected = Vec::new();
             for n in 0..40 {
                 if n % 3 == 1 {
-                    history.push_free(DevicePtr(1000), n, StreamSlot::DEFAULT);
+                    history.push_free(1000, n, StreamSlot::DEFAULT);
                     expected.extend(free(1000 + n));
                 } else {
                     let action = if n % 3 == 0 {
@@ -219,6 +273,35 @@ mod tests {
                 assert_eq!(read(&history), expected[kept..]);
             }
         }
+    }
+
+    #[test]
+    fn histories_are_read_together_by_what_must_come_before_what() {
+        let (mut one, mut other) = (History::default(), History::default());
+        one.set_max_entries(3);
+        other.set_max_entries(3);
+        let alloc = |history: &mut History, at| history.push_alloc(at, 0, StreamSlot::DEFAULT);
+        alloc(&mut one, 1);
+        alloc(&mut one, 2);
+        let stamp = alloc(&mut one, 3);
+        // Memory of the first goes to the other, and back.
+        other.pass(stamp);
+        other.push_free(3, 0, StreamSlot::DEFAULT);
+        one.pass(other.clock());
+        alloc(&mut one, 3);
+        let entries = super::read(vec![other.part(), one.part()], 3, |_| StreamId::DEFAULT);
+        let read: Vec<_> = entries
+            .iter()
+            .map(|entry| (entry.sequence, entry.action))
+            .collect();
+        assert_eq!(
+            read,
+            [
+                (3, TraceAction::FreeRequested),
+                (4, TraceAction::FreeCompleted),
+                (5, TraceAction::Alloc)
+            ]
+        );
     }
 
     #[test]

@@ -25,6 +25,7 @@
 //! | `allocator`, `state` | the allocator: public face; what its lock protects |
 //! | `pool` | private pools |
 //! | `options` | settings, by builder or as text |
+//! | `thread_cache` | the cache of small blocks that each thread has |
 //! | `heap` | which addresses are live, free or unmapped |
 //! | `clock` | when memory freed on one stream may be used on another |
 //! | [`ladder`] | what is tried before an out-of-memory error |
@@ -33,6 +34,7 @@
 //! | [`replay`] | running an allocation trace through the allocator |
 
 mod allocator;
+mod anchor;
 mod block;
 mod clock;
 #[cfg(any(test, feature = "test-util"))]
@@ -43,6 +45,7 @@ mod heap;
 mod history;
 pub mod ladder;
 mod options;
+mod owner;
 mod pinning;
 mod pool;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
@@ -52,6 +55,7 @@ pub mod sim;
 mod state;
 mod stats;
 mod sync;
+mod thread_cache;
 
 pub use allocator::{CachingAllocator, CheckLevel, InvariantViolation};
 pub use block::Block;

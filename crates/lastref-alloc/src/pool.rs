@@ -24,6 +24,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::allocator::{CachingAllocator, Shared};
+use crate::anchor;
 use crate::block::Block;
 use crate::device::{Device, DeviceResult, StreamId};
 use crate::error::AllocError;
@@ -34,8 +35,8 @@ use crate::sync::{Ordering, thread_local};
 /// An open scope of this thread.
 #[derive(Clone, Copy)]
 struct Scope {
-    /// The address of the allocator's shared part: two allocators never have one at a time.
-    allocator: usize,
+    /// The number of the allocator.
+    allocator: u64,
     pool: PoolId,
     /// Tells this scope from all others of the thread.
     token: u64,
@@ -54,17 +55,13 @@ thread_local! {
     static NEXT_TOKEN: Cell<u64> = Cell::new(0);
 }
 
-fn address<D: Device>(shared: &Arc<Shared<D>>) -> usize {
-    Arc::as_ptr(shared).addr()
-}
-
 /// The pool that allocations of this thread go to.
-pub(crate) fn routed<D: Device>(shared: &Arc<Shared<D>>) -> PoolId {
+pub(crate) fn routed<D: Device>(shared: &Shared<D>) -> PoolId {
     // Only the thread's own scopes matter, and it sees those (invariant 3).
     if shared.num_scopes.load(Ordering::Relaxed) == 0 {
         return PoolId::DEFAULT;
     }
-    let allocator = address(shared);
+    let allocator = shared.id;
     SCOPES.with(|scopes| {
         let scopes = scopes.borrow();
         let mut innermost_first = scopes.iter().rev();
@@ -91,7 +88,7 @@ pub struct PoolStats {
 
 /// A handle on a pool of its own; the last one to go closes it.
 struct Handle<D: Device> {
-    shared: Arc<Shared<D>>,
+    shared: anchor::Handle<D>,
     pool: PoolId,
 }
 
@@ -146,7 +143,7 @@ impl<D: Device> MemPool<D> {
     /// The allocator it belongs to.
     #[must_use]
     pub fn allocator(&self) -> CachingAllocator<D> {
-        CachingAllocator::from_shared(Arc::clone(&self.handle.shared))
+        CachingAllocator::from_handle(self.handle.shared.clone())
     }
 
     /// Allocates from this pool, whatever scopes are open. Otherwise as
@@ -157,7 +154,7 @@ impl<D: Device> MemPool<D> {
     /// As [`CachingAllocator::alloc`].
     #[track_caller]
     pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<Block<D>, AllocError> {
-        Shared::alloc(&self.handle.shared, self.handle.pool, bytes, stream)
+        Shared::alloc_in(&self.handle.shared, self.handle.pool, bytes, stream)
     }
 
     /// Sends the allocations that this thread makes from the pool's allocator to the pool, until the
@@ -168,7 +165,7 @@ impl<D: Device> MemPool<D> {
         let shared = &self.handle.shared;
         let token = NEXT_TOKEN.with(|next| next.replace(next.get() + 1));
         let scope = Scope {
-            allocator: address(shared),
+            allocator: shared.id,
             pool: self.handle.pool,
             token,
         };
@@ -227,7 +224,7 @@ impl<D: Device> CachingAllocator<D> {
     /// Makes a private pool. It takes no memory until something is allocated from it.
     #[must_use]
     pub fn create_pool(&self) -> MemPool<D> {
-        let shared = Arc::clone(self.shared());
+        let shared = self.handle().clone();
         let pool = shared.open_pool();
         MemPool {
             handle: Arc::new(Handle { shared, pool }),
@@ -292,7 +289,7 @@ mod tests {
     fn open_scopes_are_counted() {
         let allocator = CachingAllocator::new(SimDevice::new(SimOptions::new(1 << 30)).unwrap());
         let pool = allocator.create_pool();
-        let open = || allocator.shared().num_scopes.load(Ordering::Relaxed);
+        let open = || allocator.handle().num_scopes.load(Ordering::Relaxed);
         let (one, two) = (pool.enter(), pool.enter());
         assert_eq!(open(), 2);
         drop(one);

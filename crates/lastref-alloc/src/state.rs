@@ -11,6 +11,8 @@
 //! 2. A block is in `pending` exactly if its node is [`State::Pending`].
 //! 3. Statistics of live and pending blocks are the sums over those nodes.
 
+use std::sync::Arc;
+
 use lastref_snapshot::{
     AllocatorSettings, BlockRecord, BlockState, Segment, SegmentKind, Snapshot, TraceAction,
 };
@@ -18,9 +20,10 @@ use lastref_snapshot::{
 use crate::clock::{Clocks, StreamSlot};
 use crate::device::{Device, DeviceError, DevicePtr, PageId, StreamId};
 use crate::heap::{Heap, NodeId, RegionKind, State as NodeState};
-use crate::history::History;
+use crate::history::{self, History};
 use crate::options::AllocatorOptions;
 use crate::stats::{Books, MemoryStats, PoolKind};
+use crate::thread_cache::{self, Entry, Inner, ThreadCache};
 
 mod pages;
 mod pools;
@@ -37,6 +40,9 @@ pub(crate) struct Request {
     pub(crate) stream: StreamSlot,
     pub(crate) pool: PoolId,
 }
+
+/// Where a block is: its node, its address, its stream, and the stamp of its allocation.
+pub(crate) type Place = (NodeId, DevicePtr, StreamSlot, u64);
 
 /// Why an attempt found no memory.
 #[derive(Debug)]
@@ -74,6 +80,14 @@ pub(crate) struct State {
     /// What is counted beside the books. Its families are not kept.
     pub(crate) stats: MemoryStats,
     pub(crate) history: History,
+    /// The caches of all threads, also of those that have ended.
+    caches: Vec<Arc<ThreadCache>>,
+    /// Names this allocator among others.
+    id: u64,
+    /// Handles there are.
+    num_handles: u64,
+    /// Blocks of zero bytes there are: they are in no books.
+    num_empty_blocks: u64,
     pub(crate) limit: Option<u64>,
     /// By how many thousandths what is reserved may pass the peak of what was in use, before idle
     /// pages are moved instead of creating new ones.
@@ -95,7 +109,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(page_bytes: Option<u64>, total_bytes: u64) -> Self {
+    pub(crate) fn new(id: u64, page_bytes: Option<u64>, total_bytes: u64) -> Self {
         Self {
             heap: Heap::new(page_bytes),
             private_pools: Vec::new(),
@@ -106,6 +120,10 @@ impl State {
             books: Books::default(),
             stats: MemoryStats::default(),
             history: History::default(),
+            caches: Vec::new(),
+            id,
+            num_handles: 1,
+            num_empty_blocks: 0,
             limit: None,
             slack_per_mille: AllocatorOptions::DEFAULT_SLACK_PER_MILLE,
             wait_before_growing: true,
@@ -124,7 +142,7 @@ impl State {
             self.limit = limit.bytes(self.total_bytes);
         }
         if let Some(max_entries) = options.max_history_entries {
-            self.history.set_max_entries(max_entries);
+            self.set_max_history_entries(max_entries);
         }
         if let Some(slack) = options.slack_per_mille {
             self.slack_per_mille = slack;
@@ -188,6 +206,12 @@ impl State {
         if let Some(node) = self.search(request) {
             return Ok(node);
         }
+        // What threads keep is of the default pool.
+        if self.on(PoolId::DEFAULT, Self::drain_caches)
+            && let Some(node) = self.search(request)
+        {
+            return Ok(node);
+        }
         match self.clocks.poll(device, Some(request.stream)) {
             Ok(false) => {}
             Ok(true) => {
@@ -208,6 +232,161 @@ impl State {
         self.book_totals();
         grown
     }
+
+    // ---- what keeps the allocator alive -------------------------------------------------------
+
+    pub(crate) const fn add_handle(&mut self) {
+        self.num_handles += 1;
+    }
+
+    pub(crate) fn drop_handle(&mut self) {
+        self.num_handles -= 1;
+        if self.num_handles == 0 {
+            // From here on the books are exact.
+            self.close_caches();
+        }
+    }
+
+    pub(crate) const fn add_empty_block(&mut self) {
+        self.num_empty_blocks += 1;
+    }
+
+    pub(crate) fn drop_empty_block(&mut self) {
+        self.num_empty_blocks -= 1;
+    }
+
+    /// Whether neither a handle nor a block is left.
+    pub(crate) const fn is_unused(&self) -> bool {
+        self.num_handles == 0 && self.num_empty_blocks == 0 && self.books.allocation.current() == 0
+    }
+
+    /// Where the block is that an attempt for `request` has just made.
+    pub(crate) fn place(&mut self, node: NodeId, request: &Request) -> Place {
+        let ptr = self.ptr(request.pool, node);
+        (node, ptr, request.stream, self.history.clock())
+    }
+
+    // ---- the caches of threads -----------------------------------------------------------------
+
+    /// Gives the calling thread a cache, if it has none, that may keep blocks of `stream`; adds what
+    /// the cache has counted to the books.
+    pub(crate) fn visit_mine(&mut self, stream: StreamId, slot: StreamSlot) {
+        let id = self.id;
+        let visit = |this: &mut Self| {
+            thread_cache::visit_mine(id, |inner| {
+                this.fold(inner);
+                inner.allow(stream, slot);
+            })
+        };
+        if !visit(self) {
+            let adopted = self.caches.iter().find(|cache| cache.adopt()).cloned();
+            let cache = adopted.unwrap_or_else(|| {
+                let max_entries = self.history.max_entries();
+                let cache = Arc::new(ThreadCache::new(id, max_entries));
+                self.caches.push(Arc::clone(&cache));
+                cache
+            });
+            thread_cache::attach(cache);
+            visit(self);
+        }
+    }
+
+    /// Adds what the calling thread's cache has counted to the books, so that a peak is one of all.
+    pub(crate) fn fold_mine(&mut self) {
+        thread_cache::visit_mine(self.id, |inner| self.fold(inner));
+    }
+
+    /// Adds what a cache has counted to the books. What either history says after this comes after
+    /// what the other has said.
+    fn fold(&mut self, inner: &mut Inner) {
+        // A block that another thread's cache has given out may be freed here. That cache has not said
+        // so yet: then this one's count waits for the next time that all are added.
+        if self.books.cover(&inner.flow) {
+            let flow = std::mem::take(&mut inner.flow);
+            let peak = self.books.active_bytes.current() + flow.bytes.peak();
+            self.peak_active = self.peak_active.max(peak);
+            self.books.fold(&flow);
+        }
+        self.stats.num_thread_cache_hits += std::mem::take(&mut inner.hits);
+        self.history.pass(inner.history.clock());
+        inner.history.pass(self.history.clock());
+    }
+
+    /// Runs `f` on every thread's cache.
+    fn visit_all(&mut self, mut f: impl FnMut(&mut Self, &mut Inner)) {
+        let caches = std::mem::take(&mut self.caches);
+        for cache in &caches {
+            cache.with(|inner| f(self, inner));
+        }
+        self.caches = caches;
+    }
+
+    /// Adds what all caches have counted to the books.
+    pub(crate) fn fold_all(&mut self) {
+        let mut flows = Vec::new();
+        self.visit_all(|this, inner| {
+            flows.push(std::mem::take(&mut inner.flow));
+            this.fold(inner);
+        });
+        self.books.fold_all(&flows);
+        self.peak_active = self.peak_active.max(self.books.active_bytes.peak());
+    }
+
+    /// Empties all caches into the heap. False if there was nothing in them.
+    pub(crate) fn drain_caches(&mut self) -> bool {
+        self.fold_all();
+        let mut entries = Vec::new();
+        self.visit_all(|this, inner| {
+            this.fold(inner);
+            inner.drain_to(0, &mut entries);
+        });
+        for entry in &entries {
+            self.free_entry(entry);
+        }
+        !entries.is_empty()
+    }
+
+    /// Empties all caches, and keeps nothing in them until the next allocation on a stream.
+    pub(crate) fn close_caches(&mut self) {
+        self.visit_all(|_, inner| inner.forbid_all());
+        self.drain_caches();
+    }
+
+    pub(crate) fn set_max_history_entries(&mut self, max_entries: usize) {
+        self.history.set_max_entries(max_entries);
+        self.visit_all(|_, inner| inner.history.set_max_entries(max_entries));
+    }
+
+    /// Frees a small block that found no room in the calling thread's cache. It is kept there all
+    /// the same, and older ones make room, if the cache may keep blocks of its stream.
+    pub(crate) fn free_small(&mut self, entry: Entry, stream: StreamId, stamp: u64) {
+        let mut evicted = Vec::new();
+        let mut is_kept = false;
+        thread_cache::visit_mine(self.id, |inner| {
+            self.fold(inner);
+            inner.make_room(entry.requested, entry.slot, &mut evicted);
+            is_kept = inner.put(entry, stream, stamp);
+        });
+        for entry in &evicted {
+            self.free_entry(entry);
+        }
+        if !is_kept {
+            self.history.pass(stamp);
+            self.free(entry.node);
+        }
+    }
+
+    /// Makes what was in a cache free in the heap too. For the books it already is.
+    fn free_entry(&mut self, entry: &Entry) {
+        let node = self.heap.node_mut(entry.node);
+        self.clocks.stamp(&mut node.stamps);
+        let clocks = &self.clocks;
+        self.heap
+            .give_back(entry.node, |slot, tick| clocks.is_done(slot, tick));
+        self.book_splits(PoolKind::Small);
+    }
+
+    // ---- allocating from the heap ------------------------------------------------------------
 
     fn search(&mut self, request: &Request) -> Option<NodeId> {
         let clocks = &self.clocks;
@@ -272,11 +451,19 @@ impl State {
         self.clocks.stamp(&mut node.stamps);
         let is_done = self.clocks.covered(&node.stamps, own);
         let pool = PoolKind::for_size(bytes);
+        let books = &self.books;
+        if books.allocation.current_in(pool) == 0
+            || books.allocated_bytes.current_in(pool) < bytes
+            || books.requested_bytes.current_in(pool) < requested
+        {
+            // Another thread's cache has given blocks out since it was last asked.
+            self.on(PoolId::DEFAULT, Self::fold_all);
+        }
         self.books.allocation.decrease(pool, 1);
         self.books.allocated_bytes.decrease(pool, bytes);
         self.books.requested_bytes.decrease(pool, requested);
         if is_done {
-            self.history.push_free(ptr, requested, own);
+            self.history.push_free(ptr.0, requested, own);
             self.complete_free(id);
         } else {
             self.history
@@ -435,7 +622,15 @@ impl State {
         }
         segments.sort_by_key(|segment| segment.address);
         let mut device_traces = vec![Vec::new(); device as usize];
-        device_traces.push(self.history.entries(|slot| self.clocks.stream(slot)));
+        let caches = self.caches.iter();
+        let mut parts: Vec<_> = caches
+            .map(|cache| cache.with(|inner| inner.history.part()))
+            .collect();
+        parts.push(self.history.part());
+        let max_entries = self.history.max_entries();
+        device_traces.push(history::read(parts, max_entries, |slot| {
+            self.clocks.stream(slot)
+        }));
         Snapshot {
             segments,
             device_traces,

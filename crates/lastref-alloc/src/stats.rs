@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::ladder::{Rung, RungTotals};
+use crate::thread_cache::Flows;
 
 /// The two pools: blocks up to 128 KiB and all others. They never share a segment or a page, so
 /// that long-lived small blocks do not pin memory that large ones need.
@@ -101,6 +102,36 @@ struct Count {
     at_reset: u64,
 }
 
+/// Changes of one number since some moment.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Flow {
+    added: u64,
+    removed: u64,
+    /// The most by which it was above what it was at that moment.
+    peak: u64,
+}
+
+impl Flow {
+    #[inline]
+    pub(crate) fn add(&mut self, by: u64) {
+        self.added += by;
+        self.peak = self.peak.max(self.added.saturating_sub(self.removed));
+    }
+
+    #[inline]
+    pub(crate) fn remove(&mut self, by: u64) {
+        self.removed += by;
+    }
+
+    pub(crate) const fn peak(&self) -> u64 {
+        self.peak
+    }
+
+    const fn is_loss(&self) -> bool {
+        self.removed > self.added
+    }
+}
+
 /// A [`StatByPool`] that is being counted.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Tally {
@@ -133,8 +164,27 @@ impl Tally {
         }
     }
 
+    /// Adds what was counted elsewhere, after all that was counted here.
+    pub(crate) fn fold(&mut self, pool: PoolKind, flow: Flow) {
+        self.peak = self.peak.max(self.current() + flow.peak);
+        let count = &mut self.pools[pool as usize];
+        count.peak = count.peak.max(count.current + flow.peak);
+        count.current = count.current + flow.added - flow.removed;
+        count.allocated += flow.added;
+    }
+
+    /// Whether there is as much as the flow takes away.
+    const fn covers(&self, pool: PoolKind, flow: Flow) -> bool {
+        self.current_in(pool) + flow.added >= flow.removed
+    }
+
     pub(crate) const fn current(&self) -> u64 {
         self.pools[0].current + self.pools[1].current
+    }
+
+    /// The highest value since the last reset of peaks.
+    pub(crate) const fn peak(&self) -> u64 {
+        self.peak
     }
 
     pub(crate) const fn current_in(&self, pool: PoolKind) -> u64 {
@@ -214,6 +264,44 @@ impl Books {
         ]
     }
 
+    /// Adds what a thread's cache counted.
+    pub(crate) fn fold(&mut self, flows: &Flows) {
+        let pool = PoolKind::Small;
+        self.allocation.fold(pool, flows.blocks);
+        self.active.fold(pool, flows.blocks);
+        self.allocated_bytes.fold(pool, flows.bytes);
+        self.active_bytes.fold(pool, flows.bytes);
+        self.requested_bytes.fold(pool, flows.requested);
+    }
+
+    /// Whether these changes can be added: those that they undo may still be in another cache.
+    pub(crate) const fn cover(&self, flows: &Flows) -> bool {
+        let pool = PoolKind::Small;
+        self.allocation.covers(pool, flows.blocks)
+            && self.allocated_bytes.covers(pool, flows.bytes)
+            && self.requested_bytes.covers(pool, flows.requested)
+    }
+
+    /// Adds the changes of all caches, each number's gains before its losses.
+    pub(crate) fn fold_all(&mut self, all: &[Flows]) {
+        let pool = PoolKind::Small;
+        for losses in [false, true] {
+            for flows in all {
+                if flows.blocks.is_loss() == losses {
+                    self.allocation.fold(pool, flows.blocks);
+                    self.active.fold(pool, flows.blocks);
+                }
+                if flows.bytes.is_loss() == losses {
+                    self.allocated_bytes.fold(pool, flows.bytes);
+                    self.active_bytes.fold(pool, flows.bytes);
+                }
+                if flows.requested.is_loss() == losses {
+                    self.requested_bytes.fold(pool, flows.requested);
+                }
+            }
+        }
+    }
+
     /// `rest` with the families as they are now.
     pub(crate) fn read(&self, rest: &MemoryStats) -> MemoryStats {
         MemoryStats {
@@ -271,6 +359,8 @@ pub struct MemoryStats {
     pub num_waits_before_growing: u64,
     /// Device calls that failed where the caller could not be told: in a free, a poll, a clean-up.
     pub num_device_errors: u64,
+    /// Allocations that a thread's own cache served, without the heap and its lock.
+    pub num_thread_cache_hits: u64,
     /// What calls of `empty_cache` gave back, and how much of it was obtained again.
     pub empty_cache: EmptyCacheStats,
     /// What each rung of the out-of-memory ladder was asked and gave.
@@ -347,6 +437,7 @@ impl MemoryStats {
             ("num_device_free", self.num_device_free),
             ("num_pages_moved", self.num_pages_moved),
             ("num_waits_before_growing", self.num_waits_before_growing),
+            ("num_thread_cache_hits", self.num_thread_cache_hits),
             ("num_device_errors", self.num_device_errors),
             ("empty_cache_calls", self.empty_cache.num_calls),
             (
@@ -409,6 +500,7 @@ impl MemoryStats {
         self.num_device_free = 0;
         self.num_pages_moved = 0;
         self.num_waits_before_growing = 0;
+        self.num_thread_cache_hits = 0;
         self.num_device_errors = 0;
         self.empty_cache = EmptyCacheStats::default();
         self.rungs.clear();
@@ -446,8 +538,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_counted_elsewhere_ends_in_the_same_numbers() {
+        let (mut straight, mut folded) = (Tally::default(), Tally::default());
+        let mut flow = Flow::default();
+        let pool = PoolKind::Small;
+        for tally in [&mut straight, &mut folded] {
+            tally.increase(PoolKind::Large, 100);
+            tally.increase(pool, 50);
+        }
+        for (adds, by) in [(false, 30), (true, 10), (true, 45), (false, 75), (true, 5)] {
+            if adds {
+                straight.increase(pool, by);
+                flow.add(by);
+            } else {
+                straight.decrease(pool, by);
+                flow.remove(by);
+            }
+        }
+        folded.fold(pool, flow);
+        assert_eq!(straight.read(), folded.read());
+        assert_eq!(folded.read().all.peak, 175);
+    }
+
+    #[test]
     fn every_family_has_all_its_keys() {
         let keys = MemoryStats::default().torch_keys();
-        assert_eq!(keys.len(), 9 * 3 * 4 + 11);
+        assert_eq!(keys.len(), 9 * 3 * 4 + 12);
     }
 }
