@@ -157,6 +157,7 @@ impl State {
     }
 
     /// Where a block of a pool is.
+    #[inline]
     pub(crate) fn ptr(&mut self, pool: PoolId, node: NodeId) -> DevicePtr {
         self.on(pool, |state| DevicePtr(state.heap.node(node).addr))
     }
@@ -452,9 +453,10 @@ impl State {
         let is_done = self.clocks.covered(&node.stamps, own);
         let pool = PoolKind::for_size(bytes);
         let books = &self.books;
-        if books.allocation.current_in(pool) == 0
-            || books.allocated_bytes.current_in(pool) < bytes
-            || books.requested_bytes.current_in(pool) < requested
+        if pool == PoolKind::Small
+            && (books.allocation.current_in(pool) == 0
+                || books.allocated_bytes.current_in(pool) < bytes
+                || books.requested_bytes.current_in(pool) < requested)
         {
             // Another thread's cache has given blocks out since it was last asked.
             self.on(PoolId::DEFAULT, Self::fold_all);

@@ -94,11 +94,18 @@ impl State {
     }
 
     /// Runs `f` with `pool` at work.
+    #[inline]
     pub(crate) fn on<R>(&mut self, pool: PoolId, f: impl FnOnce(&mut Self) -> R) -> R {
-        let before = self.at_work;
-        if pool == before {
-            return f(self);
+        if pool == self.at_work {
+            f(self)
+        } else {
+            self.on_another(pool, f)
         }
+    }
+
+    #[cold]
+    fn on_another<R>(&mut self, pool: PoolId, f: impl FnOnce(&mut Self) -> R) -> R {
+        let before = self.at_work;
         self.put_to_work(pool);
         let counted = |state: &Self| {
             let books = &state.books;
@@ -172,8 +179,12 @@ impl State {
     }
 
     /// Sums over all pools.
+    #[inline]
     pub(super) fn totals(&self, kind: PoolKind) -> Totals {
         let mut sum = self.heap.totals(kind);
+        if self.private_pools.is_empty() {
+            return sum;
+        }
         for pool in self.private_pools.iter().flatten() {
             sum.add(&pool.heap.totals(kind));
         }
