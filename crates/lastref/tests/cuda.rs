@@ -165,7 +165,10 @@ fn a_pool_takes_the_tensors_of_its_scope() {
     let outside = bytes_on_gpu(30 * MIB).unwrap();
     let (inside, elsewhere) = {
         let _scope = cuda::use_mem_pool(&pool);
-        let other = Tensor::empty([100]).unwrap().to_device(Device::Cuda(1)).unwrap();
+        let other = Tensor::empty([100])
+            .unwrap()
+            .to_device(Device::Cuda(1))
+            .unwrap();
         let thread = std::thread::spawn(|| bytes_on_gpu(20 * MIB).unwrap());
         (
             bytes_on_gpu(40 * MIB).unwrap(),

@@ -234,7 +234,7 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Driver`](crate::DeviceError::Driver) if the host refuses a memory file of that
+    /// [`DeviceError::Driver`] if the host refuses a memory file of that
     /// size.
     pub fn new(options: SimOptions) -> DeviceResult<Self> {
         let mut devices = Self::group(vec![options])?;
@@ -246,7 +246,7 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Driver`](crate::DeviceError::Driver) if the host refuses a memory file of that
+    /// [`DeviceError::Driver`] if the host refuses a memory file of that
     /// size.
     pub fn group(options: Vec<SimOptions>) -> DeviceResult<Vec<Self>> {
         let mut seed = Rng(0);
@@ -369,7 +369,7 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if a range is not
+    /// [`DeviceError::InvalidArgument`] if a range is not
     /// memory of this device or there is no such stream.
     ///
     /// # Examples
@@ -416,7 +416,7 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if there is no such
+    /// [`DeviceError::InvalidArgument`] if there is no such
     /// stream or it is captured already.
     ///
     /// # Examples
@@ -444,8 +444,8 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Driver`](crate::DeviceError::Driver), CUDA's error 901, if a forbidden call
-    /// was made meanwhile; [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if
+    /// [`DeviceError::Driver`], CUDA's error 901, if a forbidden call
+    /// was made meanwhile; [`DeviceError::InvalidArgument`] if
     /// the stream is not captured.
     pub fn end_capture(&self, stream: StreamId) -> DeviceResult<SimGraph> {
         lock(&self.0.world).end_capture(self.0.device, stream)
@@ -455,7 +455,7 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if there is no such
+    /// [`DeviceError::InvalidArgument`] if there is no such
     /// stream or the graph is another device's.
     #[track_caller]
     pub fn launch_graph(&self, graph: &SimGraph, stream: StreamId) -> DeviceResult<()> {
@@ -499,7 +499,7 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if the range is not
+    /// [`DeviceError::InvalidArgument`] if the range is not
     /// memory of this device.
     pub fn read_bytes(&self, ptr: DevicePtr, bytes: usize) -> DeviceResult<Vec<u8>> {
         let mut read = vec![0; bytes];
@@ -512,7 +512,7 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if the range is not
+    /// [`DeviceError::InvalidArgument`] if the range is not
     /// memory of this device.
     pub fn write_bytes(&self, ptr: DevicePtr, bytes: &[u8]) -> DeviceResult<()> {
         self.with_state(|state| state.memory.write(ptr, bytes, u64::MAX))
