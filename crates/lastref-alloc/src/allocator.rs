@@ -37,7 +37,7 @@ use crate::ladder::{
 use crate::state::{Miss, POOLS, Place, Request, State};
 use crate::stats::MemoryStats;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local, unique};
-use crate::thread_cache;
+use crate::thread_cache::{self, Take};
 
 /// No device has more; sizes up to this can be added without overflow.
 const MAX_BYTES: u64 = 1 << 60;
@@ -252,11 +252,13 @@ impl<D: Device> CachingAllocator<D> {
             lock(&shared.state).add_empty_block();
             return Ok(block(None));
         }
-        if let Some((entry, stamp)) = thread_cache::take(shared.id, bytes, stream) {
+        let taken = thread_cache::take(shared.id, bytes, stream);
+        if let Take::Hit(entry, stamp) = taken {
             let place = (entry.node, DevicePtr(entry.addr), entry.slot, stamp);
             return Ok(block(Some(place)));
         }
-        let place = shared.alloc(bytes, stream)?;
+        let to_visit = matches!(taken, Take::MissToVisit);
+        let place = shared.alloc(bytes, stream, to_visit)?;
         Ok(block(Some(place)))
     }
 
@@ -452,8 +454,8 @@ pub(crate) struct Shared<D: Device> {
 }
 
 impl<D: Device> Shared<D> {
-    /// Allocates from the heap.
-    fn alloc(&self, bytes: u64, stream: StreamId) -> Result<Place, AllocError> {
+    /// Allocates from the heap; for a small request, visits this thread's cache if that is asked.
+    fn alloc(&self, bytes: u64, stream: StreamId, to_visit: bool) -> Result<Place, AllocError> {
         let mut state = lock(&self.state);
         if bytes > MAX_BYTES {
             return Err(self.too_large(bytes, &state));
@@ -462,9 +464,9 @@ impl<D: Device> Shared<D> {
         if state.clocks.is_retired(slot) {
             return Err(AllocError::RetiredStream { stream });
         }
-        if bytes <= thread_cache::MAX_REQUEST {
-            state.visit_mine(stream, slot);
-        } else {
+        if to_visit {
+            state.visit_mine(stream, slot, bytes);
+        } else if bytes > thread_cache::MAX_REQUEST {
             state.fold_mine();
         }
         let request = Request {
@@ -619,7 +621,8 @@ impl<'a, D: Device> Climb<'a, D> {
     /// What is cached, then waiting for streams, then what is cached again.
     fn cheap_rungs(&mut self) -> Result<Found, AllocError> {
         let shared = self.shared;
-        let state = lock(&shared.state);
+        let mut state = lock(&shared.state);
+        state.fold_all();
         let cached = if state.is_virtual() {
             Rung::MovePages
         } else {
@@ -792,6 +795,7 @@ impl<'a, D: Device> Climb<'a, D> {
             ..
         } = self;
         let mut state = lock(&shared.state);
+        state.fold_all();
         let info = shared.device.memory_info()?;
         state.stats.num_ooms += 1;
         let action = TraceAction::Oom {
