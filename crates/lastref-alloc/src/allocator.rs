@@ -40,7 +40,7 @@ use crate::pool::{PoolStats, routed};
 use crate::state::{Miss, POOLS, Place, PoolId, Request, State};
 use crate::stats::MemoryStats;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local, unique};
-use crate::thread_cache;
+use crate::thread_cache::{self, Take};
 
 /// No device has more; sizes up to this can be added without overflow.
 const MAX_BYTES: u64 = 1 << 60;
@@ -404,14 +404,18 @@ impl<D: Device> Shared<D> {
             lock(&shared.state).add_empty_block();
             return Ok(block(None));
         }
-        let cached = if pool == PoolId::DEFAULT {
+        // What threads keep is of the default pool.
+        let taken = if pool == PoolId::DEFAULT {
             thread_cache::take(shared.id, bytes, stream)
         } else {
-            None
+            Take::Miss
         };
-        let place = match cached {
-            Some((entry, stamp)) => (entry.node, DevicePtr(entry.addr), entry.slot, stamp),
-            None => shared.alloc(pool, bytes, stream)?,
+        let place = match taken {
+            Take::Hit(entry, stamp) => (entry.node, DevicePtr(entry.addr), entry.slot, stamp),
+            taken => {
+                let to_visit = matches!(taken, Take::MissToVisit);
+                shared.alloc(pool, bytes, stream, to_visit)?
+            }
         };
         if let Some(observer) = &shared.observer {
             let rounded = bytes.next_multiple_of(MIN_BLOCK_BYTES);
@@ -420,8 +424,14 @@ impl<D: Device> Shared<D> {
         Ok(block(Some(place)))
     }
 
-    /// Allocates from the heap.
-    fn alloc(&self, pool: PoolId, bytes: u64, stream: StreamId) -> Result<Place, AllocError> {
+    /// Allocates from the heap; for a small request, visits this thread's cache if that is asked.
+    fn alloc(
+        &self,
+        pool: PoolId,
+        bytes: u64,
+        stream: StreamId,
+        to_visit: bool,
+    ) -> Result<Place, AllocError> {
         let mut state = lock(&self.state);
         if bytes > MAX_BYTES {
             return Err(self.too_large(bytes, &state));
@@ -430,9 +440,9 @@ impl<D: Device> Shared<D> {
         if state.clocks.is_retired(slot) {
             return Err(AllocError::RetiredStream { stream });
         }
-        if pool == PoolId::DEFAULT && bytes <= thread_cache::MAX_REQUEST {
-            state.visit_mine(stream, slot);
-        } else {
+        if to_visit {
+            state.visit_mine(stream, slot, bytes);
+        } else if pool != PoolId::DEFAULT || bytes > thread_cache::MAX_REQUEST {
             state.fold_mine();
         }
         let request = Request {
@@ -641,7 +651,8 @@ impl<'a, D: Device> Climb<'a, D> {
     /// What is cached, then waiting for streams, then what is cached again.
     fn cheap_rungs(&mut self) -> Result<Found, AllocError> {
         let shared = self.shared;
-        let state = lock(&shared.state);
+        let mut state = lock(&shared.state);
+        state.fold_all();
         let cached = if state.is_virtual() {
             Rung::MovePages
         } else {
@@ -818,6 +829,7 @@ impl<'a, D: Device> Climb<'a, D> {
             ..
         } = self;
         let mut state = lock(&shared.state);
+        state.fold_all();
         let info = shared.device.memory_info()?;
         state.stats.num_ooms += 1;
         let action = TraceAction::Oom {

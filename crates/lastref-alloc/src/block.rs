@@ -9,7 +9,7 @@ use crate::device::{Device, DevicePtr, DeviceResult, StreamId};
 use crate::heap::{MIN_BLOCK_BYTES, NodeId};
 use crate::state::{PoolId, State};
 use crate::sync::{AtomicBool, Ordering};
-use crate::thread_cache::{self, Entry};
+use crate::thread_cache::{self, Entry, Put};
 
 /// A piece of device memory, held. Dropping it frees it: the memory returns to the allocator's
 /// cache at that moment, on any thread, without a device call and without waiting.
@@ -142,16 +142,20 @@ impl<D: Device> Drop for Block<D> {
             };
             // After this the allocator may be gone.
             let id = self.anchor.shared().id;
-            if !thread_cache::put(id, entry, stream, stamp) {
-                self.anchor
-                    .release(|state| state.free_small(entry, stream, stamp));
+            match thread_cache::put(id, entry, stream, stamp) {
+                Put::Kept => return,
+                Put::NoRoom => {
+                    return self
+                        .anchor
+                        .release(|state| state.free_small(entry, stream, stamp));
+                }
+                Put::Unwanted => {}
             }
-        } else {
-            self.anchor.release(|state| {
-                state.history.pass(stamp);
-                state.on(block.0, |state| state.free(node));
-            });
         }
+        self.anchor.release(|state| {
+            state.history.pass(stamp);
+            state.on(block.0, |state| state.free(node));
+        });
     }
 }
 

@@ -23,7 +23,7 @@ use crate::heap::{Heap, NodeId, RegionKind, State as NodeState};
 use crate::history::{self, History};
 use crate::options::AllocatorOptions;
 use crate::stats::{Books, MemoryStats, PoolKind};
-use crate::thread_cache::{self, Entry, Inner, ThreadCache};
+use crate::thread_cache::{self, Entry, Inner, Put, ThreadCache};
 
 mod pages;
 mod pools;
@@ -177,7 +177,7 @@ impl State {
 
     /// Bytes given back by callers that a stream may still use.
     pub(crate) fn pending_bytes(&self) -> u64 {
-        self.books.active_bytes.current() - self.books.allocated_bytes.current()
+        self.books.pending_bytes()
     }
 
     // ---- allocating --------------------------------------------------------------------------
@@ -257,7 +257,7 @@ impl State {
     }
 
     /// Whether neither a handle nor a block is left.
-    pub(crate) const fn is_unused(&self) -> bool {
+    pub(crate) fn is_unused(&self) -> bool {
         self.num_handles == 0 && self.num_empty_blocks == 0 && self.books.allocation.current() == 0
     }
 
@@ -271,12 +271,12 @@ impl State {
 
     /// Gives the calling thread a cache, if it has none, that may keep blocks of `stream`; adds what
     /// the cache has counted to the books.
-    pub(crate) fn visit_mine(&mut self, stream: StreamId, slot: StreamSlot) {
+    pub(crate) fn visit_mine(&mut self, stream: StreamId, slot: StreamSlot, requested: u64) {
         let id = self.id;
         let visit = |this: &mut Self| {
             thread_cache::visit_mine(id, |inner| {
                 this.fold(inner);
-                inner.allow(stream, slot);
+                inner.allow(stream, slot, requested);
             })
         };
         if !visit(self) {
@@ -294,20 +294,14 @@ impl State {
 
     /// Adds what the calling thread's cache has counted to the books, so that a peak is one of all.
     pub(crate) fn fold_mine(&mut self) {
-        thread_cache::visit_mine(self.id, |inner| self.fold(inner));
+        thread_cache::visit_mine_if_touched(self.id, |inner| self.fold(inner));
     }
 
     /// Adds what a cache has counted to the books. What either history says after this comes after
     /// what the other has said.
     fn fold(&mut self, inner: &mut Inner) {
-        // A block that another thread's cache has given out may be freed here. That cache has not said
-        // so yet: then this one's count waits for the next time that all are added.
-        if self.books.cover(&inner.flow) {
-            let flow = std::mem::take(&mut inner.flow);
-            let peak = self.books.active_bytes.current() + flow.bytes.peak();
-            self.peak_active = self.peak_active.max(peak);
-            self.books.fold(&flow);
-        }
+        self.books.fold(&std::mem::take(&mut inner.flow));
+        self.peak_active = self.peak_active.max(self.books.active_bytes.peak());
         self.stats.num_thread_cache_hits += std::mem::take(&mut inner.hits);
         self.history.pass(inner.history.clock());
         inner.history.pass(self.history.clock());
@@ -324,18 +318,11 @@ impl State {
 
     /// Adds what all caches have counted to the books.
     pub(crate) fn fold_all(&mut self) {
-        let mut flows = Vec::new();
-        self.visit_all(|this, inner| {
-            flows.push(std::mem::take(&mut inner.flow));
-            this.fold(inner);
-        });
-        self.books.fold_all(&flows);
-        self.peak_active = self.peak_active.max(self.books.active_bytes.peak());
+        self.visit_all(Self::fold);
     }
 
     /// Empties all caches into the heap. False if there was nothing in them.
     pub(crate) fn drain_caches(&mut self) -> bool {
-        self.fold_all();
         let mut entries = Vec::new();
         self.visit_all(|this, inner| {
             this.fold(inner);
@@ -366,11 +353,13 @@ impl State {
         thread_cache::visit_mine(self.id, |inner| {
             self.fold(inner);
             inner.make_room(entry.requested, entry.slot, &mut evicted);
-            is_kept = inner.put(entry, stream, stamp);
+            is_kept = inner.put(entry, stream, stamp) == Put::Kept;
         });
         for entry in &evicted {
             self.free_entry(entry);
         }
+        // What it has counted by this is added now too: nothing tells the thread of it.
+        thread_cache::visit_mine(self.id, |inner| self.fold(inner));
         if !is_kept {
             self.history.pass(stamp);
             self.free(entry.node);
@@ -411,7 +400,7 @@ impl State {
         books.allocated_bytes.increase(pool, bytes);
         books.active_bytes.increase(pool, bytes);
         books.requested_bytes.increase(pool, request.requested);
-        self.peak_active = self.peak_active.max(books.active_bytes.current());
+        self.peak_active = self.peak_active.max(books.active_bytes.peak());
         self.history
             .push(TraceAction::Alloc, ptr, request.requested, request.stream);
         self.book_splits(pool);
@@ -452,15 +441,6 @@ impl State {
         self.clocks.stamp(&mut node.stamps);
         let is_done = self.clocks.covered(&node.stamps, own);
         let pool = PoolKind::for_size(bytes);
-        let books = &self.books;
-        if pool == PoolKind::Small
-            && (books.allocation.current_in(pool) == 0
-                || books.allocated_bytes.current_in(pool) < bytes
-                || books.requested_bytes.current_in(pool) < requested)
-        {
-            // Another thread's cache has given blocks out since it was last asked.
-            self.on(PoolId::DEFAULT, Self::fold_all);
-        }
         self.books.allocation.decrease(pool, 1);
         self.books.allocated_bytes.decrease(pool, bytes);
         self.books.requested_bytes.decrease(pool, requested);

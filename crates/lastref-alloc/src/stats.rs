@@ -95,11 +95,13 @@ pub struct StatByPool {
 /// A number that is being counted: what a [`Stat`] is made of, with less to do for each change.
 #[derive(Clone, Copy, Default, Debug)]
 struct Count {
-    current: u64,
-    peak: u64,
+    /// Below zero while a thread's cache has counted what was added, and its removal was counted
+    /// here.
+    current: i64,
+    peak: i64,
     /// `allocated - freed` differs from `current` by what there was at the last reset.
     allocated: u64,
-    at_reset: u64,
+    at_reset: i64,
 }
 
 /// Changes of one number since some moment.
@@ -122,73 +124,75 @@ impl Flow {
     pub(crate) fn remove(&mut self, by: u64) {
         self.removed += by;
     }
-
-    pub(crate) const fn peak(&self) -> u64 {
-        self.peak
-    }
-
-    const fn is_loss(&self) -> bool {
-        self.removed > self.added
-    }
 }
 
 /// A [`StatByPool`] that is being counted.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Tally {
     pools: [Count; 2],
-    peak: u64,
+    peak: i64,
+}
+
+/// A number of bytes or blocks with a sign: no device has more of either.
+const fn signed(value: u64) -> i64 {
+    value.cast_signed()
+}
+
+/// A count that is not below zero, as is any when all caches were visited.
+fn unsigned(value: i64) -> u64 {
+    debug_assert!(value >= 0, "a statistic fell below zero");
+    value.cast_unsigned()
 }
 
 impl Tally {
     pub(crate) fn increase(&mut self, pool: PoolKind, by: u64) {
         let count = &mut self.pools[pool as usize];
-        count.current += by;
+        count.current += signed(by);
         count.allocated += by;
         count.peak = count.peak.max(count.current);
-        self.peak = self.peak.max(self.current());
+        self.peak = self.peak.max(self.balance());
     }
 
     pub(crate) fn decrease(&mut self, pool: PoolKind, by: u64) {
-        let count = &mut self.pools[pool as usize];
-        debug_assert!(by <= count.current, "a statistic fell below zero");
-        count.current -= by;
+        self.pools[pool as usize].current -= signed(by);
     }
 
     /// Books the change to a value that is counted elsewhere.
     pub(crate) fn set(&mut self, pool: PoolKind, value: u64) {
-        let current = self.pools[pool as usize].current;
-        if value > current {
-            self.increase(pool, value - current);
+        let change = signed(value) - self.pools[pool as usize].current;
+        if change > 0 {
+            self.increase(pool, change.unsigned_abs());
         } else {
-            self.decrease(pool, current - value);
+            self.decrease(pool, change.unsigned_abs());
         }
     }
 
     /// Adds what was counted elsewhere, after all that was counted here.
     pub(crate) fn fold(&mut self, pool: PoolKind, flow: Flow) {
-        self.peak = self.peak.max(self.current() + flow.peak);
+        self.peak = self.peak.max(self.balance() + signed(flow.peak));
         let count = &mut self.pools[pool as usize];
-        count.peak = count.peak.max(count.current + flow.peak);
-        count.current = count.current + flow.added - flow.removed;
+        count.peak = count.peak.max(count.current + signed(flow.peak));
+        count.current += signed(flow.added) - signed(flow.removed);
         count.allocated += flow.added;
     }
 
-    /// Whether there is as much as the flow takes away.
-    const fn covers(&self, pool: PoolKind, flow: Flow) -> bool {
-        self.current_in(pool) + flow.added >= flow.removed
-    }
-
-    pub(crate) const fn current(&self) -> u64 {
+    /// The value as far as it is known: below zero where a cache that was not visited has the rest.
+    pub(crate) const fn balance(&self) -> i64 {
         self.pools[0].current + self.pools[1].current
     }
 
-    /// The highest value since the last reset of peaks.
-    pub(crate) const fn peak(&self) -> u64 {
-        self.peak
+    /// The value now. To be asked when all caches were visited.
+    pub(crate) fn current(&self) -> u64 {
+        unsigned(self.balance())
     }
 
-    pub(crate) const fn current_in(&self, pool: PoolKind) -> u64 {
-        self.pools[pool as usize].current
+    pub(crate) fn current_in(&self, pool: PoolKind) -> u64 {
+        unsigned(self.pools[pool as usize].current)
+    }
+
+    /// The most there was since the last reset.
+    pub(crate) fn peak(&self) -> u64 {
+        unsigned(self.peak)
     }
 
     /// The sum of all increases.
@@ -205,7 +209,7 @@ impl Tally {
         for count in &mut self.pools {
             count.peak = count.current;
         }
-        self.peak = self.current();
+        self.peak = self.balance();
     }
 
     pub(crate) fn reset_accumulated(&mut self) {
@@ -216,14 +220,14 @@ impl Tally {
 
     fn read(&self) -> StatByPool {
         let [small_pool, large_pool] = self.pools.map(|count| Stat {
-            current: count.current,
-            peak: count.peak,
+            current: unsigned(count.current),
+            peak: unsigned(count.peak),
             allocated: count.allocated,
-            freed: count.at_reset + count.allocated - count.current,
+            freed: unsigned(count.at_reset + signed(count.allocated) - count.current),
         });
         let all = Stat {
             current: small_pool.current + large_pool.current,
-            peak: self.peak,
+            peak: unsigned(self.peak),
             allocated: small_pool.allocated + large_pool.allocated,
             freed: small_pool.freed + large_pool.freed,
         };
@@ -264,6 +268,11 @@ impl Books {
         ]
     }
 
+    /// Bytes of blocks given back that a stream may still use. The caches of threads have no part in it.
+    pub(crate) fn pending_bytes(&self) -> u64 {
+        unsigned(self.active_bytes.balance() - self.allocated_bytes.balance())
+    }
+
     /// Adds what a thread's cache counted.
     pub(crate) fn fold(&mut self, flows: &Flows) {
         let pool = PoolKind::Small;
@@ -272,34 +281,6 @@ impl Books {
         self.allocated_bytes.fold(pool, flows.bytes);
         self.active_bytes.fold(pool, flows.bytes);
         self.requested_bytes.fold(pool, flows.requested);
-    }
-
-    /// Whether these changes can be added: those that they undo may still be in another cache.
-    pub(crate) const fn cover(&self, flows: &Flows) -> bool {
-        let pool = PoolKind::Small;
-        self.allocation.covers(pool, flows.blocks)
-            && self.allocated_bytes.covers(pool, flows.bytes)
-            && self.requested_bytes.covers(pool, flows.requested)
-    }
-
-    /// Adds the changes of all caches, each number's gains before its losses.
-    pub(crate) fn fold_all(&mut self, all: &[Flows]) {
-        let pool = PoolKind::Small;
-        for losses in [false, true] {
-            for flows in all {
-                if flows.blocks.is_loss() == losses {
-                    self.allocation.fold(pool, flows.blocks);
-                    self.active.fold(pool, flows.blocks);
-                }
-                if flows.bytes.is_loss() == losses {
-                    self.allocated_bytes.fold(pool, flows.bytes);
-                    self.active_bytes.fold(pool, flows.bytes);
-                }
-                if flows.requested.is_loss() == losses {
-                    self.requested_bytes.fold(pool, flows.requested);
-                }
-            }
-        }
     }
 
     /// `rest` with the families as they are now.
@@ -558,6 +539,22 @@ mod tests {
         folded.fold(pool, flow);
         assert_eq!(straight.read(), folded.read());
         assert_eq!(folded.read().all.peak, 175);
+    }
+
+    #[test]
+    fn a_removal_may_be_counted_before_what_it_removes() {
+        let mut tally = Tally::default();
+        let mut flow = Flow::default();
+        flow.add(10);
+        flow.add(5);
+        tally.decrease(PoolKind::Small, 10);
+        tally.increase(PoolKind::Large, 3);
+        tally.fold(PoolKind::Small, flow);
+        assert_eq!(tally.read().all.current, 8);
+        assert_eq!(
+            (tally.read().all.allocated, tally.read().all.freed),
+            (18, 10)
+        );
     }
 
     #[test]

@@ -71,14 +71,50 @@ pub(crate) struct Flows {
     pub(crate) requested: Flow,
 }
 
-/// Entries whose sizes and streams fall together, the oldest first.
+/// Entries whose sizes and streams fall together, the oldest first; and which of those that fall
+/// here were asked for last, in vain.
 #[derive(Clone, Copy, Default, Debug)]
 struct Set {
     entries: [Entry; WAYS],
     len: usize,
+    missed: [Missed; WAYS],
+    next_missed: usize,
+}
+
+/// A size and a stream that a request was not served for.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Missed {
+    requested: u32,
+    slot: StreamSlot,
+    again: bool,
 }
 
 impl Set {
+    /// Notes a request that was not served. One that comes again is worth keeping blocks for; sizes
+    /// that do not come again would only be in the way.
+    fn note_missed(&mut self, requested: u32, slot: StreamSlot) {
+        let same = |missed: &&mut Missed| missed.requested == requested && missed.slot == slot;
+        if let Some(missed) = self.missed.iter_mut().find(same) {
+            missed.again = true;
+        } else {
+            self.missed[self.next_missed] = Missed {
+                requested,
+                slot,
+                again: false,
+            };
+            self.next_missed = (self.next_missed + 1) % WAYS;
+        }
+    }
+
+    fn is_wanted(&self, entry: &Entry) -> bool {
+        let wanted = Missed {
+            requested: entry.requested,
+            slot: entry.slot,
+            again: true,
+        };
+        self.missed.contains(&wanted)
+    }
+
     fn remove(&mut self, at: usize) -> Entry {
         let entry = self.entries[at];
         self.len -= 1;
@@ -88,6 +124,29 @@ impl Set {
         }
         entry
     }
+}
+
+/// What became of a block that was freed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Put {
+    /// It is in the cache.
+    Kept,
+    /// It would be worth keeping, but others must make room.
+    NoRoom,
+    /// It must go to the heap.
+    Unwanted,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Take {
+    /// A block, and the stamp of its allocation.
+    Hit(Entry, u64),
+    /// There is none, and nothing that the books do not know.
+    Miss,
+    /// There is none, and the cache is to be visited: there is none either, it does not know the
+    /// stream, or it has counted something.
+    MissToVisit,
 }
 
 /// What a cache's flag protects.
@@ -121,7 +180,10 @@ impl Inner {
         let slot = self.slot(stream)?;
         let set = &mut self.sets[set_of(requested, slot)];
         let fits = |entry: &Entry| entry.requested == requested && entry.slot == slot;
-        let at = set.entries[..set.len].iter().rposition(fits)?;
+        let Some(at) = set.entries[..set.len].iter().rposition(fits) else {
+            set.note_missed(requested, slot);
+            return None;
+        };
         let entry = set.remove(at);
         let bytes = entry.bytes();
         self.bytes -= bytes;
@@ -135,16 +197,22 @@ impl Inner {
         Some((entry, stamp))
     }
 
-    /// Takes a block in, allocated at `stamp`. False if it must go to the heap.
-    pub(crate) fn put(&mut self, entry: Entry, stream: StreamId, stamp: u64) -> bool {
+    /// Takes a block in, allocated at `stamp`.
+    pub(crate) fn put(&mut self, entry: Entry, stream: StreamId, stamp: u64) -> Put {
         let bytes = entry.bytes();
-        if self.bytes + bytes > MAX_BYTES || self.slot(stream) != Some(entry.slot) {
-            return false;
+        if self.slot(stream) != Some(entry.slot) {
+            return Put::Unwanted;
         }
         let set = &mut self.sets[set_of(entry.requested, entry.slot)];
+        if !set.is_wanted(&entry) {
+            return Put::Unwanted;
+        }
         let Some(room) = set.entries.get_mut(set.len) else {
-            return false;
+            return Put::NoRoom;
         };
+        if self.bytes + bytes > MAX_BYTES {
+            return Put::NoRoom;
+        }
         *room = entry;
         set.len += 1;
         self.bytes += bytes;
@@ -152,7 +220,7 @@ impl Inner {
         self.history.pass(stamp);
         self.history
             .push_free(entry.addr, u64::from(entry.requested), entry.slot);
-        true
+        Put::Kept
     }
 
     fn count_free(&mut self, entry: &Entry) {
@@ -190,10 +258,14 @@ impl Inner {
         }
     }
 
-    /// Allows blocks of a stream to be kept.
-    pub(crate) fn allow(&mut self, stream: StreamId, slot: StreamSlot) {
+    /// Allows blocks of a stream to be kept, on which so much is requested now.
+    pub(crate) fn allow(&mut self, stream: StreamId, slot: StreamSlot, requested: u64) {
         if self.slot(stream).is_none() {
             self.streams.push((stream, slot));
+            // That was not asked for here, for want of a cache or of the stream.
+            if let Ok(requested) = u32::try_from(requested) {
+                self.sets[set_of(requested, slot)].note_missed(requested, slot);
+            }
         }
     }
 
@@ -244,13 +316,20 @@ impl ThreadCache {
     }
 }
 
+/// A cache that a thread has.
+struct Mine {
+    cache: Arc<ThreadCache>,
+    /// Whether it has counted something since this thread visited it under the state's lock.
+    touched: bool,
+}
+
 /// The caches that a thread has, the one used last first.
-struct Attached(RefCell<Vec<Arc<ThreadCache>>>);
+struct Attached(RefCell<Vec<Mine>>);
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        for cache in self.0.get_mut().drain(..) {
-            cache.attached.store(false, Ordering::Release);
+        for mine in self.0.get_mut().drain(..) {
+            mine.cache.attached.store(false, Ordering::Release);
         }
     }
 }
@@ -265,25 +344,39 @@ thread_local! {
 
 /// Runs `f` on this thread's cache for an allocator, if it has one.
 #[inline]
-fn with_mine<R>(allocator: u64, f: impl FnOnce(&Arc<ThreadCache>) -> R) -> Option<R> {
+fn with_mine<R>(allocator: u64, f: impl FnOnce(&mut Mine) -> R) -> Option<R> {
     let attached = ATTACHED.try_with(|attached| {
         let mut caches = attached.0.borrow_mut();
-        if caches.first()?.allocator != allocator {
+        if caches.first()?.cache.allocator != allocator {
             let at = caches
                 .iter()
-                .position(|cache| cache.allocator == allocator)?;
+                .position(|mine| mine.cache.allocator == allocator)?;
             caches.swap(0, at);
         }
-        Some(f(&caches[0]))
+        Some(f(&mut caches[0]))
     });
     // A thread that is ending has no caches any more.
     attached.ok().flatten()
 }
 
-/// Runs `f` on what is in this thread's cache for an allocator. False if it has none.
-#[inline]
+/// Visits this thread's cache for an allocator. False if it has none. To be called under the
+/// state's lock, and what was counted is to be taken out.
 pub(crate) fn visit_mine(allocator: u64, f: impl FnOnce(&mut Inner)) -> bool {
-    with_mine(allocator, |cache| cache.with(f)).is_some()
+    let visited = with_mine(allocator, |mine| {
+        mine.touched = false;
+        mine.cache.with(f);
+    });
+    visited.is_some()
+}
+
+/// The same, if it has counted something since the last visit.
+#[inline]
+pub(crate) fn visit_mine_if_touched(allocator: u64, f: impl FnOnce(&mut Inner)) {
+    with_mine(allocator, |mine| {
+        if std::mem::take(&mut mine.touched) {
+            mine.cache.with(f);
+        }
+    });
 }
 
 /// Gives this thread a cache. Those of allocators that are gone are dropped.
@@ -291,27 +384,46 @@ pub(crate) fn attach(cache: Arc<ThreadCache>) {
     // A thread that is ending takes none: its blocks come from the heap and go there.
     let _ = ATTACHED.try_with(|attached| {
         let mut caches = attached.0.borrow_mut();
-        caches.retain(|cache| Arc::strong_count(cache) > 1);
-        caches.push(Arc::clone(&cache));
+        caches.retain(|mine| Arc::strong_count(&mine.cache) > 1);
+        caches.push(Mine {
+            cache: Arc::clone(&cache),
+            touched: false,
+        });
     });
 }
 
-/// Allocates from this thread's cache: a block, and the stamp of its allocation.
+/// Allocates from this thread's cache.
 #[inline]
-pub(crate) fn take(allocator: u64, requested: u64, stream: StreamId) -> Option<(Entry, u64)> {
-    let requested = u32::try_from(requested)
-        .ok()
-        .filter(|_| requested <= MAX_REQUEST)?;
-    with_mine(allocator, |cache| {
-        cache.with(|inner| inner.take(requested, stream))
-    })
-    .flatten()
+pub(crate) fn take(allocator: u64, requested: u64, stream: StreamId) -> Take {
+    let requested = match u32::try_from(requested) {
+        Ok(small) if requested <= MAX_REQUEST => small,
+        _ => return Take::Miss,
+    };
+    let taken = with_mine(allocator, |mine| {
+        let found = mine
+            .cache
+            .with(|inner| match inner.take(requested, stream) {
+                Some((entry, stamp)) => Take::Hit(entry, stamp),
+                None if inner.slot(stream).is_some() => Take::Miss,
+                None => Take::MissToVisit,
+            });
+        match found {
+            Take::Hit(..) => mine.touched = true,
+            Take::Miss if mine.touched => return Take::MissToVisit,
+            _ => {}
+        }
+        found
+    });
+    taken.unwrap_or(Take::MissToVisit)
 }
 
-/// Frees into this thread's cache. False if the block must go to the heap.
+/// Frees into this thread's cache.
 #[inline]
-pub(crate) fn put(allocator: u64, entry: Entry, stream: StreamId, stamp: u64) -> bool {
-    with_mine(allocator, |cache| {
-        cache.with(|inner| inner.put(entry, stream, stamp))
-    }) == Some(true)
+pub(crate) fn put(allocator: u64, entry: Entry, stream: StreamId, stamp: u64) -> Put {
+    let put = with_mine(allocator, |mine| {
+        let put = mine.cache.with(|inner| inner.put(entry, stream, stamp));
+        mine.touched |= put == Put::Kept;
+        put
+    });
+    put.unwrap_or(Put::Unwanted)
 }

@@ -111,9 +111,11 @@ fn the_last_handle_may_go_on_any_thread() {
 
 // ---- the caches of threads: blocks of at most 128 KiB -----------------------------------------
 
-/// Allocates and frees, so that the calling thread has a cache with a block in it.
+/// Allocates and frees twice, so that the calling thread has a cache with a block in it.
 fn cached(allocator: &CachingAllocator<SimDevice>, bytes: u64) {
-    drop(allocator.alloc(bytes, S0).unwrap());
+    for _ in 0..2 {
+        drop(allocator.alloc(bytes, S0).unwrap());
+    }
 }
 
 #[test]
@@ -144,14 +146,14 @@ fn statistics_are_exact_while_a_cache_is_in_use() {
         let other = allocator.clone();
         let thread = thread::spawn(move || {
             cached(&other, 1000);
-            cached(&other, 1000);
+            drop(other.alloc(1000, S0).unwrap());
         });
         let stats = allocator.stats().allocation.all;
-        assert!(stats.current <= 1 && stats.allocated <= 2, "{stats:?}");
+        assert!(stats.current <= 1 && stats.allocated <= 3, "{stats:?}");
         assert_eq!(stats.allocated - stats.freed, stats.current);
         thread.join().unwrap();
         let stats = allocator.stats().allocation.all;
-        assert_eq!((stats.allocated, stats.freed, stats.peak), (2, 2, 1));
+        assert_eq!((stats.allocated, stats.freed, stats.peak), (3, 3, 1));
         assert_empty(&allocator);
     });
 }
@@ -213,7 +215,9 @@ fn nothing_is_cached_on_a_stream_that_was_retired() {
     model(|| {
         let allocator = allocator(64 * MIB);
         let stream = allocator.device().create_stream(0).unwrap();
-        drop(allocator.alloc(1000, stream).unwrap());
+        for _ in 0..2 {
+            drop(allocator.alloc(1000, stream).unwrap());
+        }
         let other = allocator.clone();
         let thread = thread::spawn(move || {
             // Refused, or served and freed, before the retirement or after it.
@@ -240,7 +244,7 @@ fn histories_of_two_threads_are_one() {
         let thread = thread::spawn(move || {
             cached(&other, 1000);
             drop(block);
-            cached(&other, 1000);
+            drop(other.alloc(1000, S0).unwrap());
         });
         cached(&allocator, 1000);
         thread.join().unwrap();
@@ -261,7 +265,7 @@ fn histories_of_two_threads_are_one() {
                 _ => {}
             }
         }
-        assert_eq!((live.len(), freed), (0, 4));
+        assert_eq!((live.len(), freed), (0, 6));
         assert_empty(&allocator);
     });
 }

@@ -110,9 +110,9 @@ impl State {
         let counted = |state: &Self| {
             let books = &state.books;
             [
-                books.allocation.current(),
-                books.allocated_bytes.current(),
-                books.active_bytes.current(),
+                books.allocation.balance().cast_unsigned(),
+                books.allocated_bytes.balance().cast_unsigned(),
+                books.active_bytes.balance().cast_unsigned(),
             ]
         };
         let was = counted(self);
