@@ -9,16 +9,19 @@ True
 """
 
 import json
+import threading
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from . import _lastref
-from ._lastref import Event, OutOfMemoryError, Stream
+from ._lastref import Event, MemPool, OutOfMemoryError, Stream
 from ._lastref import device as _Device
 
 __all__ = [
     "DeviceProperties",
     "Event",
+    "MemPool",
+    "MemPoolContext",
     "OutOfMemoryError",
     "Stream",
     "StreamContext",
@@ -46,6 +49,7 @@ __all__ = [
     "set_per_process_memory_fraction",
     "stream",
     "synchronize",
+    "use_mem_pool",
 ]
 
 _DeviceLike = _Device | str | int | None
@@ -184,6 +188,53 @@ def stream(stream: Stream | None) -> StreamContext:
     return StreamContext(stream)
 
 
+# Pools
+
+
+class MemPoolContext:
+    """What `use_mem_pool` gives: a context manager that sends this thread's new tensors to a pool."""
+
+    __slots__ = ("_device", "_open", "_pool")
+
+    def __init__(self, pool: MemPool, device: _DeviceLike = None) -> None:
+        self._pool = pool
+        self._device = device
+        self._open: list[tuple[int, _lastref._MemPoolScope]] = []
+
+    def __enter__(self) -> None:
+        scope = _lastref._MemPoolScope(self._pool, self._device)
+        self._open.append((threading.get_ident(), scope))
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        thread, scope = self._open[-1]
+        if thread != threading.get_ident():
+            raise RuntimeError("use_mem_pool: left on another thread than it was entered on")
+        self._open.pop()
+        scope.close()
+
+
+def use_mem_pool(pool: MemPool, device: _DeviceLike = None) -> MemPoolContext:
+    """A context manager: tensors that this thread makes in the block lie in ``pool``.
+
+    Of nested blocks the innermost counts, for tensors on its pool's device; other threads are not
+    concerned. ``device`` may name the pool's device, as in torch; entering the block raises ValueError
+    if it names another.
+
+    >>> import lastref
+    >>> pool = lastref.cuda.MemPool() if lastref.cuda.is_available() else None
+    >>> if pool is not None:
+    ...     with lastref.cuda.use_mem_pool(pool):
+    ...         t = lastref.empty(1024, device="cuda")
+    ...     assert pool.memory_allocated() == t.nbytes
+    """
+    return MemPoolContext(pool, device)
+
+
 # Memory
 
 
@@ -263,3 +314,28 @@ def set_per_process_memory_fraction(fraction: float, device: _DeviceLike = None)
 def get_per_process_memory_fraction(device: _DeviceLike = None) -> float:
     """The fraction of the device's memory that this process may hold; 1 where none was set."""
     return _lastref.cuda_get_per_process_memory_fraction(device)
+
+
+def _set_allocator_settings(settings: str) -> None:
+    """Changes settings of the allocators of all devices; those that are not named stay as they are.
+
+    ``settings`` is ``key:value,key:value``, as in the environment variable ``LASTREF_ALLOC_CONF``,
+    which is read once when the first device is used. The keys, as in PyTorch where the meaning is the
+    same:
+
+    * ``expandable_segments`` (``True``, the default, or ``False``): only in ``LASTREF_ALLOC_CONF``.
+    * ``per_process_memory_fraction`` (0 to 1): as `set_per_process_memory_fraction`.
+    * ``memory_limit_mb`` (MiB): the same as a size.
+    * ``waste_slack_per_mille`` (4): by how many thousandths what is reserved may pass the peak in use,
+      before idle pages are moved instead of creating new ones.
+    * ``wait_before_growing`` (``True`` or ``False``): whether an allocation may wait for streams rather
+      than pass that slack.
+    * ``history_entries``: how many allocations and frees `memory_snapshot` shows; 0, the default, for
+      none.
+
+    Raises:
+        ValueError: A key that is unknown (the text lists the valid ones), a value that does not fit, or
+            two keys that contradict each other.
+        RuntimeError: The setting cannot change any more.
+    """
+    _lastref.cuda_set_allocator_settings(settings)

@@ -160,6 +160,84 @@ impl PyEvent {
     }
 }
 
+/// A private pool of a device's memory: tensors made in it lie apart from all others, and what it has
+/// free serves its own tensors only.
+///
+/// `MemPool()` is a pool of the current device, `MemPool(device=1)` of another one. Use it with
+/// `lastref.cuda.use_mem_pool`. Tensors may outlive it. Before an out-of-memory error what it has free
+/// goes back to the device like all cached memory.
+#[pyclass(name = "MemPool", module = "lastref", frozen, weakref)]
+#[derive(Debug)]
+pub(crate) struct PyMemPool(cuda::MemPool);
+
+#[pymethods]
+impl PyMemPool {
+    #[new]
+    #[pyo3(signature = (*, device=CudaIndex(None)), text_signature = "(*, device=None)")]
+    fn new(device: CudaIndex) -> Outcome<Self> {
+        Ok(Self(cuda::MemPool::new(device.0)?))
+    }
+
+    /// Its number, as torch gives it: a pair, of which the first is 0.
+    #[getter]
+    fn id(&self) -> (u32, u32) {
+        (0, self.0.id())
+    }
+
+    /// The device it belongs to.
+    #[getter]
+    fn device(&self) -> PyDevice {
+        lastref::Device::Cuda(self.0.device()).into()
+    }
+
+    /// Bytes in its tensors, rounding included.
+    fn memory_allocated(&self) -> u64 {
+        self.0.memory_allocated()
+    }
+
+    /// Bytes it has obtained from the device.
+    fn memory_reserved(&self) -> u64 {
+        self.0.memory_reserved()
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<lastref.cuda.MemPool device=cuda:{} id=(0, {})>",
+            self.0.device(),
+            self.0.id()
+        )
+    }
+}
+
+/// What an open `use_mem_pool` holds. Made, closed and dropped on one thread.
+#[pyclass(name = "_MemPoolScope", module = "lastref", unsendable)]
+#[derive(Debug)]
+pub(crate) struct PyMemPoolScope {
+    scope: Option<cuda::MemPoolContext>,
+}
+
+#[pymethods]
+impl PyMemPoolScope {
+    /// Opens a scope on this thread.
+    #[new]
+    fn new(pool: &PyMemPool, device: CudaIndex) -> Outcome<Self> {
+        let own = pool.0.device();
+        if let Some(other) = device.0.filter(|other| *other != own) {
+            return Err(Failure::Python(PyValueError::new_err(format!(
+                "use_mem_pool: the pool is on cuda:{own}, not on cuda:{other}"
+            ))));
+        }
+        Ok(Self {
+            scope: Some(cuda::use_mem_pool(&pool.0)),
+        })
+    }
+
+    /// Closes it.
+    fn close(&mut self) {
+        self.scope = None;
+    }
+}
+
 #[pyfunction]
 pub(crate) fn cuda_is_available() -> bool {
     cuda::is_available()
@@ -303,6 +381,16 @@ pub(crate) fn cuda_get_per_process_memory_fraction(device: CudaIndex) -> Outcome
     Ok(allocator
         .memory_limit()
         .map_or(1.0, |limit| limit.min(total) as f64 / total as f64))
+}
+
+#[pyfunction]
+pub(crate) fn cuda_set_allocator_settings(settings: &str) -> Outcome {
+    // As for `sim_enable`.
+    if let Err(error) = settings.parse::<lastref::alloc::AllocatorOptions>() {
+        let text = format!("_set_allocator_settings: {error}");
+        return Err(Failure::Python(PyValueError::new_err(text)));
+    }
+    Ok(cuda::set_allocator_settings(settings)?)
 }
 
 #[pyfunction]

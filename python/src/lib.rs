@@ -51,14 +51,14 @@ mod _lastref {
     };
     #[pymodule_export]
     use crate::cuda::{
-        PyEvent, PyStream, cuda_current_device, cuda_current_stream, cuda_default_stream,
-        cuda_device_count, cuda_empty_cache, cuda_get_device_name, cuda_get_device_properties,
-        cuda_get_per_process_memory_fraction, cuda_is_available, cuda_max_memory_allocated,
-        cuda_max_memory_reserved, cuda_mem_get_info, cuda_memory_allocated, cuda_memory_reserved,
-        cuda_memory_snapshot_json, cuda_memory_stats, cuda_memory_summary,
-        cuda_reset_accumulated_memory_stats, cuda_reset_peak_memory_stats, cuda_set_device,
-        cuda_set_per_process_memory_fraction, cuda_set_stream, cuda_synchronize, sim_enable,
-        sim_is_enabled,
+        PyEvent, PyMemPool, PyMemPoolScope, PyStream, cuda_current_device, cuda_current_stream,
+        cuda_default_stream, cuda_device_count, cuda_empty_cache, cuda_get_device_name,
+        cuda_get_device_properties, cuda_get_per_process_memory_fraction, cuda_is_available,
+        cuda_max_memory_allocated, cuda_max_memory_reserved, cuda_mem_get_info,
+        cuda_memory_allocated, cuda_memory_reserved, cuda_memory_snapshot_json, cuda_memory_stats,
+        cuda_memory_summary, cuda_reset_accumulated_memory_stats, cuda_reset_peak_memory_stats,
+        cuda_set_allocator_settings, cuda_set_device, cuda_set_per_process_memory_fraction,
+        cuda_set_stream, cuda_synchronize, sim_enable, sim_is_enabled,
     };
     #[pymodule_export]
     use crate::device::PyDevice;

@@ -1,5 +1,7 @@
 """`lastref.cuda`: devices, streams, events and statistics."""
 
+import threading
+
 import pytest
 
 import lastref
@@ -184,3 +186,90 @@ def test_snapshot() -> None:
         assert segment["segment_type"] in ("small", "large")
         assert sum(b["size"] for b in segment["blocks"]) == segment["total_size"]
     assert cuda.memory_snapshot(1) == []
+
+
+def test_set_allocator_settings() -> None:
+    change = lastref.cuda._set_allocator_settings
+    change("per_process_memory_fraction:0.5")
+    try:
+        assert lastref.cuda.get_per_process_memory_fraction() == 0.5
+        change("history_entries:10")
+        assert lastref.cuda.get_per_process_memory_fraction() == 0.5
+        for wrong in ("nonsense:1", "expandable_segments:true", "history_entries:-1", "x"):
+            with pytest.raises(ValueError, match="valid are|takes "):
+                change(wrong)
+        with pytest.raises(RuntimeError, match="cannot change"):
+            change("expandable_segments:False")
+    finally:
+        change("per_process_memory_fraction:1,history_entries:0")
+    assert lastref.cuda.get_per_process_memory_fraction() == 1
+
+
+def test_mem_pool() -> None:
+    pool = cuda.MemPool()
+    assert pool.id[0] == 0 and pool.id[1] > 0
+    assert pool.device == lastref.device("cuda:0")
+    assert repr(pool).startswith("<lastref.cuda.MemPool device=cuda:0 id=(0, ")
+
+    def make() -> lastref.Tensor:
+        return lastref.empty(3 * MIB, dtype=lastref.uint8, device="cuda")
+
+    inner = cuda.MemPool(device=0)
+    outside = make()
+    with cuda.use_mem_pool(pool):
+        first = make()
+        with cuda.use_mem_pool(inner, device="cuda"):
+            second = make()
+        third = make()
+        in_thread: list[lastref.Tensor] = []
+        thread = threading.Thread(target=lambda: in_thread.append(make()))
+        thread.start()
+        thread.join()
+    after = make()
+    assert pool.memory_allocated() == 6 * MIB
+    assert inner.memory_allocated() == 3 * MIB
+    assert pool.memory_reserved() >= 6 * MIB
+    assert cuda.memory_allocated() >= 18 * MIB
+    del pool, inner
+    first.fill_(1)
+    assert first[5].item() == 1, "a tensor outlives its pool"
+    del outside, second, third, in_thread, after
+
+
+def test_mem_pool_scopes_end() -> None:
+    pool = cuda.MemPool()
+    context = cuda.use_mem_pool(pool)
+    with pytest.raises(KeyError), context:
+        raise KeyError
+    lastref.empty(1, device="cuda")
+    assert pool.memory_reserved() == 0, "the block was left by the exception"
+    with context, context:
+        pass
+    with pytest.raises(ValueError, match="the pool is on cuda:0, not on cuda:1"):
+        cuda.use_mem_pool(pool, device=1).__enter__()
+
+    context.__enter__()
+    errors: list[str] = []
+
+    def leave() -> None:
+        try:
+            context.__exit__(None, None, None)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert errors == ["use_mem_pool: left on another thread than it was entered on"]
+    context.__exit__(None, None, None)
+
+
+def test_summary_advises_against_emptying_the_cache() -> None:
+    cuda.reset_accumulated_memory_stats()
+    for _ in range(3):
+        lastref.empty(40 * MIB, dtype=lastref.uint8, device="cuda")
+        cuda.empty_cache()
+    advice = "advice: empty_cache released what the next step re-allocated, 3 times"
+    assert advice in cuda.memory_summary()
+    cuda.reset_accumulated_memory_stats()
+    assert advice not in cuda.memory_summary()

@@ -92,6 +92,14 @@ enum Comparison {
     },
     /// PyTorch's allocations under `lastref.torch.guard` beside those without
     Torch,
+    /// The allocator beside mimalloc, the offset-allocator crate and ordered sets
+    Alloc {
+        /// Print JSON instead
+        #[arg(long)]
+        json: bool,
+        /// Traces to replay too
+        traces: Vec<PathBuf>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -120,7 +128,11 @@ fn run(task: Task) -> Result<()> {
         Task::Bench {
             of: Some(Comparison::Gc { json, row }),
             ..
-        } => compare_gc(&workspace, json, row),
+        } => compare(&workspace, "gc", json, row.into_iter().map(PathBuf::from)),
+        Task::Bench {
+            of: Some(Comparison::Alloc { json, traces }),
+            ..
+        } => compare(&workspace, "alloc", json, traces),
         Task::Bench {
             of: Some(Comparison::Torch),
             ..
@@ -131,15 +143,21 @@ fn run(task: Task) -> Result<()> {
     }
 }
 
-/// Builds and runs `bench/gc`, whose target folder lies in ours.
-fn compare_gc(workspace: &Workspace, json: bool, row: Option<String>) -> Result<()> {
+/// Builds and runs one of the workspaces under `bench/`, whose target folder lies in ours.
+fn compare(
+    workspace: &Workspace,
+    name: &str,
+    json: bool,
+    arguments: impl IntoIterator<Item = PathBuf>,
+) -> Result<()> {
     let bench = cargo(workspace)
         .args(["run", "--release", "--quiet", "--locked"])
-        .args(["--manifest-path", "bench/gc/Cargo.toml", "--target-dir"])
-        .args([workspace.target.join("bench-gc")])
+        .args(["--manifest-path", &format!("bench/{name}/Cargo.toml")])
+        .args(["--target-dir"])
+        .args([workspace.target.join(format!("bench-{name}"))])
         .args(["--"])
         .args(json.then_some("--json"))
-        .args(row);
+        .args(arguments);
     if json {
         print!("{}", bench.quiet_stdout()?);
         Ok(())

@@ -3,35 +3,44 @@
 //! ```text
 //!  CachingAllocator ─┐
 //!  Block ────────────┼──▶ Shared ── device
-//!  Block ────────────┘      ├── Mutex<State>: heap, clocks, statistics, history
+//!  Block ────────────┘      ├── Mutex<State>: heaps of the pools, clocks, statistics, history
+//!                           │    └── caches of threads, each with a flag of its own
 //!                           └── Mutex<Vec<Reclaimer>>
 //! ```
 //!
 //! # Lock order
 //!
-//! The two locks are never held together. The state's lock is held over device calls that do not
-//! wait, never while waiting for the device and never while foreign code (a reclaimer) runs.
+//! The two locks are never held together. A cache's flag is taken alone or under the state's lock.
+//! The state's lock is held over device calls that do not wait, never while waiting for the device
+//! and never while foreign code (a reclaimer) runs.
 
 use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
 use lastref_snapshot::{Snapshot, TraceAction};
 use thiserror::Error;
 
+use crate::anchor::Handle;
 use crate::block::Block;
-use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, StreamId};
+use crate::clock::StreamSlot;
+use crate::device::{BlockObserver, Device, DeviceError, DevicePtr, DeviceResult, StreamId};
 use crate::error::{AllocError, InvalidFraction, OutOfMemoryError};
 use crate::heap::{MIN_BLOCK_BYTES, NodeId};
 use crate::ladder::{
     ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungOutcome, RungReport,
+    microseconds,
 };
-use crate::state::{Miss, POOLS, Request, State};
+use crate::options::{AllocatorOptions, Backing, InvalidOption, Limit};
+use crate::pinning::pinned;
+use crate::pool::{PoolStats, routed};
+use crate::state::{Miss, POOLS, Place, PoolId, Request, State};
 use crate::stats::MemoryStats;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local, unique};
+use crate::thread_cache::{self, Take};
 
 /// No device has more; sizes up to this can be added without overflow.
 const MAX_BYTES: u64 = 1 << 60;
@@ -43,63 +52,6 @@ thread_local! {
         reason = "loom's macro of this name knows no const initializer"
     )]
     static RECLAIMING: Cell<bool> = Cell::new(false);
-}
-
-/// Where a device's memory comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-#[non_exhaustive]
-pub enum Backing {
-    /// Virtual memory where the device has it, segments otherwise.
-    #[default]
-    Auto,
-    /// Segments, also where the device has virtual memory.
-    Segments,
-}
-
-/// How an allocator is set up.
-///
-/// # Examples
-///
-/// ```
-/// use lastref_alloc::{AllocatorOptions, Backing};
-///
-/// let options = AllocatorOptions::new().with_backing(Backing::Segments).with_history(10_000);
-/// # let _ = options;
-/// ```
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct AllocatorOptions {
-    backing: Backing,
-    max_history_entries: usize,
-    memory_limit: Option<u64>,
-}
-
-impl AllocatorOptions {
-    /// The defaults: virtual memory where there is some, no limit, no history.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Chooses where memory comes from.
-    #[must_use]
-    pub const fn with_backing(mut self, backing: Backing) -> Self {
-        self.backing = backing;
-        self
-    }
-
-    /// Keeps the latest `max_entries` entries of history. 0, the default, keeps none.
-    #[must_use]
-    pub const fn with_history(mut self, max_entries: usize) -> Self {
-        self.max_history_entries = max_entries;
-        self
-    }
-
-    /// Sets the most bytes that may be obtained from the device.
-    #[must_use]
-    pub const fn with_memory_limit(mut self, bytes: u64) -> Self {
-        self.memory_limit = Some(bytes);
-        self
-    }
 }
 
 /// How thoroughly [`CachingAllocator::check_invariants`] looks.
@@ -147,7 +99,7 @@ pub struct InvariantViolation(String);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct CachingAllocator<D: Device> {
-    shared: Arc<Shared<D>>,
+    shared: Handle<D>,
 }
 
 impl<D: Device> CachingAllocator<D> {
@@ -161,25 +113,32 @@ impl<D: Device> CachingAllocator<D> {
     #[must_use]
     pub fn with_options(device: D, options: &AllocatorOptions) -> Self {
         let properties = device.properties();
-        let page_bytes = match options.backing {
+        let page_bytes = match options.backing.unwrap_or_default() {
             Backing::Auto => properties.page_bytes,
             Backing::Segments => None,
         };
-        let mut state = State::new(page_bytes, properties.total_bytes);
-        state.limit = options.memory_limit;
-        state.history.set_max_entries(options.max_history_entries);
+        let id = unique();
+        let mut state = State::new(id, page_bytes, properties.total_bytes);
+        state.set_options(options);
         let shared = Shared {
+            observer: device.block_observer(),
             device,
+            id,
             state: Mutex::new(state),
             reclaimers: Mutex::new(Vec::new()),
             next_reclaimer: AtomicU64::new(0),
+            num_scopes: AtomicU64::new(0),
         };
         Self {
-            shared: Arc::new(shared),
+            shared: Handle::new(shared),
         }
     }
 
-    pub(crate) const fn from_shared(shared: Arc<Shared<D>>) -> Self {
+    pub(crate) const fn handle(&self) -> &Handle<D> {
+        &self.shared
+    }
+
+    pub(crate) const fn from_handle(shared: Handle<D>) -> Self {
         Self { shared }
     }
 
@@ -199,39 +158,9 @@ impl<D: Device> CachingAllocator<D> {
     /// [`AllocError::OutOfMemory`] if the memory is full now and nothing helped,
     /// [`AllocError::TooLarge`] if it could never fit, [`AllocError::Device`] if the device
     /// failed otherwise or there is no such stream. Nothing is held in any of these cases.
+    #[track_caller]
     pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<Block<D>, AllocError> {
-        let shared = &self.shared;
-        let block =
-            |node, ptr, rounded| Block::new(Arc::clone(shared), node, ptr, bytes, rounded, stream);
-        if bytes == 0 {
-            return Ok(block(None, DevicePtr::NULL, 0));
-        }
-        if bytes > MAX_BYTES {
-            return Err(shared.too_large(bytes, &lock(&shared.state)));
-        }
-        let rounded = bytes.next_multiple_of(MIN_BLOCK_BYTES);
-        let mut state = lock(&shared.state);
-        let slot = state.clocks.slot(&shared.device, stream)?;
-        if state.clocks.is_retired(slot) {
-            return Err(AllocError::RetiredStream { stream });
-        }
-        let request = Request {
-            requested: bytes,
-            bytes: rounded,
-            stream: slot,
-        };
-        match state.attempt(&shared.device, &request) {
-            Ok(node) => {
-                let ptr = DevicePtr(state.heap.node(node).addr);
-                drop(state);
-                Ok(block(Some(node), ptr, rounded))
-            }
-            Err(Miss::Device(error)) => Err(error.into()),
-            Err(Miss::Full) => {
-                let (node, ptr) = shared.climb(state, &request)?;
-                Ok(block(Some(node), ptr, rounded))
-            }
-        }
+        Shared::alloc_in(&self.shared, routed(&self.shared), bytes, stream)
     }
 
     /// Gives all cached memory back to the device, where other programs can see it, and returns
@@ -239,14 +168,20 @@ impl<D: Device> CachingAllocator<D> {
     ///
     /// What is live stays, and with virtual memory so does the rest of a page that a live block
     /// lies in. Does not enlarge what this process can allocate: the allocator gives its cache
-    /// back by itself before it fails.
+    /// back by itself before it fails. While work is captured into a graph it waits for nothing and
+    /// gives back only pages that are known to be done with.
     ///
     /// # Errors
     ///
     /// The device's, if waiting failed. Memory whose work is done was given back all the same.
     pub fn empty_cache(&self) -> DeviceResult<u64> {
+        // What the caches of threads give back is stamped now, and has to be waited for too.
+        lock(&self.shared.state).drain_caches();
         let waited = self.shared.wait_for_streams();
-        let released = lock(&self.shared.state).release_cached(&self.shared.device);
+        let mut state = lock(&self.shared.state);
+        state.drain_caches();
+        let released = state.release_cached(&self.shared.device, u64::MAX);
+        state.book_empty_cache(released);
         waited.map(|_| released)
     }
 
@@ -268,54 +203,87 @@ impl<D: Device> CachingAllocator<D> {
     ///
     /// [`InvalidFraction`] unless it is a number from 0 to 1.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), InvalidFraction> {
-        if !(0.0..=1.0).contains(&fraction) {
-            return Err(InvalidFraction(fraction));
-        }
         let total = self.shared.device.properties().total_bytes;
-        #[expect(
-            clippy::cast_precision_loss,
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a fraction of a device to within a few bytes; it is not negative"
-        )]
-        let limit = (total as f64 * fraction) as u64;
-        self.set_memory_limit((fraction < 1.0).then_some(limit));
+        self.set_memory_limit(Limit::fraction(fraction)?.bytes(total));
+        Ok(())
+    }
+
+    /// Changes what `options` set and leaves the rest as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`], and nothing is changed, if they set the backing to another than the one
+    /// in use.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lastref_alloc::{CachingAllocator, sim::{SimDevice, SimOptions}};
+    ///
+    /// let allocator = CachingAllocator::new(SimDevice::new(SimOptions::new(1 << 30))?);
+    /// allocator.change_options(&"memory_limit_mb:512".parse()?)?;
+    /// assert_eq!(allocator.memory_limit(), Some(512 << 20));
+    /// assert!(allocator.change_options(&"expandable_segments:False".parse()?).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn change_options(&self, options: &AllocatorOptions) -> Result<(), InvalidOption> {
+        let mut state = lock(&self.shared.state);
+        let has_pages = self.shared.device.properties().page_bytes.is_some();
+        let wanted = match options.backing {
+            None => state.is_virtual(),
+            Some(Backing::Auto) => has_pages,
+            Some(Backing::Segments) => false,
+        };
+        if wanted != state.is_virtual() {
+            return Err(InvalidOption::new(
+                "expandable_segments cannot change while the allocator is in use, set it from the \
+                 start",
+            ));
+        }
+        state.set_options(options);
         Ok(())
     }
 
     /// The statistics now.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
-        lock(&self.shared.state).stats.clone()
+        let mut state = lock(&self.shared.state);
+        state.fold_all();
+        state.stats()
     }
 
     /// Sets every peak to the current value.
     pub fn reset_peak_stats(&self) {
-        lock(&self.shared.state).stats.reset_peaks();
+        let mut state = lock(&self.shared.state);
+        state.fold_all();
+        for tally in state.books.tallies_mut() {
+            tally.reset_peaks();
+        }
     }
 
-    /// Sets everything that is counted up (allocated, freed, retries, rungs) to zero.
+    /// Sets everything that is counted up (allocated, freed, retries, rungs and so on) to zero.
     pub fn reset_accumulated_stats(&self) {
-        lock(&self.shared.state).stats.reset_accumulated();
+        let mut state = lock(&self.shared.state);
+        state.fold_all();
+        state.reset_accumulated_stats();
     }
 
     /// Keeps the latest `max_entries` entries of history from now on; 0 turns it off.
     pub fn record_history(&self, max_entries: usize) {
-        lock(&self.shared.state)
-            .history
-            .set_max_entries(max_entries);
+        lock(&self.shared.state).set_max_history_entries(max_entries);
     }
 
     /// Everything the allocator holds, as data: segments, blocks, history.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let mut state = lock(&self.shared.state);
-        let active = state.stats.active_bytes.all.current;
+        state.drain_caches();
+        let active = state.books.active_bytes.current();
         state.history.push(
             TraceAction::Snapshot,
             DevicePtr::NULL,
             active,
-            StreamId::DEFAULT,
+            StreamSlot::DEFAULT,
         );
         state.snapshot(self.shared.device.properties().index.0)
     }
@@ -327,7 +295,8 @@ impl<D: Device> CachingAllocator<D> {
     /// [`InvariantViolation`], which says what is wrong. With [`CheckLevel::Device`] also if the
     /// device cannot be asked.
     pub fn check_invariants(&self, level: CheckLevel) -> Result<(), InvariantViolation> {
-        let state = lock(&self.shared.state);
+        let mut state = lock(&self.shared.state);
+        state.drain_caches();
         state
             .check(level >= CheckLevel::Structure)
             .map_err(InvariantViolation)?;
@@ -343,6 +312,14 @@ impl<D: Device> CachingAllocator<D> {
             }
         }
         Ok(())
+    }
+
+    /// Gives freed memory to any stream at once from now on, which is wrong. For tests of what
+    /// finds races.
+    #[cfg(any(test, feature = "test-util"))]
+    #[doc(hidden)]
+    pub fn disable_clock_check(&self) {
+        lock(&self.shared.state).clocks.disable_check();
     }
 
     /// Adds a reclaimer, to be called before an allocation fails.
@@ -375,16 +352,16 @@ impl<D: Device> CachingAllocator<D> {
     ///
     /// The device's; the stream is then not retired.
     pub fn retire_stream(&self, stream: StreamId) -> DeviceResult<()> {
-        lock(&self.shared.state)
-            .clocks
-            .retire(&self.shared.device, stream)
+        let mut state = lock(&self.shared.state);
+        state.close_caches();
+        state.clocks.retire(&self.shared.device, stream)
     }
 }
 
 impl<D: Device> Clone for CachingAllocator<D> {
     fn clone(&self) -> Self {
         Self {
-            shared: Arc::clone(&self.shared),
+            shared: self.shared.clone(),
         }
     }
 }
@@ -401,25 +378,149 @@ impl<D: Device> fmt::Debug for CachingAllocator<D> {
 /// What handles and blocks share.
 pub(crate) struct Shared<D: Device> {
     device: D,
-    state: Mutex<State>,
+    /// The device's, if it wants to be told of blocks.
+    observer: Option<Arc<dyn BlockObserver>>,
+    /// Names it among other allocators.
+    pub(crate) id: u64,
+    pub(crate) state: Mutex<State>,
     /// Sorted by level, then by age.
     reclaimers: Mutex<Vec<(ReclaimerId, Arc<dyn Reclaimer>)>>,
     next_reclaimer: AtomicU64,
+    /// Open scopes of its pools, on all threads.
+    pub(crate) num_scopes: AtomicU64,
 }
 
 impl<D: Device> Shared<D> {
-    pub(crate) fn free(&self, node: NodeId) {
-        lock(&self.state).free(node);
+    /// What [`CachingAllocator::alloc`] does, in a pool.
+    #[track_caller]
+    pub(crate) fn alloc_in(
+        shared: &Handle<D>,
+        pool: PoolId,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<Block<D>, AllocError> {
+        let block = |place| Block::new(shared.for_block(), place, pool, bytes, stream);
+        if bytes == 0 {
+            lock(&shared.state).add_empty_block();
+            return Ok(block(None));
+        }
+        // What threads keep is of the default pool.
+        let taken = if pool == PoolId::DEFAULT {
+            thread_cache::take(shared.id, bytes, stream)
+        } else {
+            Take::Miss
+        };
+        let place = match taken {
+            Take::Hit(entry, stamp) => (entry.node, DevicePtr(entry.addr), entry.slot, stamp),
+            taken => {
+                let to_visit = matches!(taken, Take::MissToVisit);
+                shared.alloc(pool, bytes, stream, to_visit)?
+            }
+        };
+        if let Some(observer) = &shared.observer {
+            let rounded = bytes.next_multiple_of(MIN_BLOCK_BYTES);
+            observer.allocated(place.1, rounded, stream, Location::caller());
+        }
+        Ok(block(Some(place)))
     }
 
-    pub(crate) fn record_stream(&self, node: NodeId, stream: StreamId) -> DeviceResult<()> {
+    /// Allocates from the heap; for a small request, visits this thread's cache if that is asked.
+    fn alloc(
+        &self,
+        pool: PoolId,
+        bytes: u64,
+        stream: StreamId,
+        to_visit: bool,
+    ) -> Result<Place, AllocError> {
         let mut state = lock(&self.state);
+        if bytes > MAX_BYTES {
+            return Err(self.too_large(bytes, &state));
+        }
         let slot = state.clocks.slot(&self.device, stream)?;
-        let block = state.heap.node_mut(node);
-        if block.stream != slot && !block.recorded.contains(&slot) {
-            block.recorded.push(slot);
+        if state.clocks.is_retired(slot) {
+            return Err(AllocError::RetiredStream { stream });
+        }
+        if to_visit {
+            state.visit_mine(stream, slot, bytes);
+        } else if pool != PoolId::DEFAULT || bytes > thread_cache::MAX_REQUEST {
+            state.fold_mine();
+        }
+        let request = Request {
+            requested: bytes,
+            bytes: bytes.next_multiple_of(MIN_BLOCK_BYTES),
+            stream: slot,
+            pool,
+        };
+        if pool != PoolId::DEFAULT && self.device.is_capturing() {
+            state.keep(pool);
+        }
+        let may_wait = state.wait_before_growing;
+        let mut result = state.attempt(&self.device, &request, may_wait);
+        if matches!(result, Err(Miss::Busy)) {
+            state = self.wait_before_growing(state);
+            result = state.attempt(&self.device, &request, false);
+        }
+        match result {
+            Ok(node) => Ok(state.place(node, &request)),
+            Err(Miss::Device(error)) => Err(error.into()),
+            Err(Miss::Full | Miss::Busy) => self.climb(state, &request),
+        }
+    }
+
+    /// Tells the observer, if there is one, of a block that is about to be freed. True if streams were
+    /// recorded for it on that account.
+    #[inline]
+    pub(crate) fn observe_free(&self, block: (PoolId, NodeId), ptr: DevicePtr, bytes: u64) -> bool {
+        let Some(observer) = &self.observer else {
+            return false;
+        };
+        let unrecorded = observer.freed(ptr, bytes);
+        for stream in &unrecorded {
+            // Fails for a stream that is gone. The observer has reported it; the caller of a free can
+            // be told nothing.
+            let _ = self.record_use(block, *stream);
+        }
+        !unrecorded.is_empty()
+    }
+
+    pub(crate) fn record_stream(
+        &self,
+        block: (PoolId, NodeId),
+        ptr: DevicePtr,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        self.record_use(block, stream)?;
+        if let Some(observer) = &self.observer {
+            observer.stream_recorded(ptr, stream);
         }
         Ok(())
+    }
+
+    fn record_use(&self, (pool, node): (PoolId, NodeId), stream: StreamId) -> DeviceResult<()> {
+        let mut state = lock(&self.state);
+        let slot = state.clocks.slot(&self.device, stream)?;
+        state.on(pool, |state| state.heap.node_mut(node).stamps.record(slot));
+        Ok(())
+    }
+
+    // ---- pools ---------------------------------------------------------------------------------
+
+    pub(crate) fn open_pool(&self) -> PoolId {
+        lock(&self.state).open_pool()
+    }
+
+    pub(crate) fn close_pool(&self, pool: PoolId) {
+        lock(&self.state).close_pool(&self.device, pool);
+    }
+
+    pub(crate) fn pool_stats(&self, pool: PoolId) -> PoolStats {
+        lock(&self.state).pool_stats(pool)
+    }
+
+    pub(crate) fn empty_pool(&self, pool: PoolId) -> DeviceResult<u64> {
+        let waited = self.wait_for_streams();
+        let released = lock(&self.state).empty_pool(&self.device, pool);
+        waited.map(|_| released)
     }
 
     /// Waits for all streams that still use freed memory, with no lock held. Returns the bytes
@@ -427,7 +528,7 @@ impl<D: Device> Shared<D> {
     fn wait_for_streams(&self) -> DeviceResult<u64> {
         let mut state = lock(&self.state);
         let behind = state.clocks.behind();
-        if behind.is_empty() {
+        if behind.is_empty() || self.device.is_capturing() {
             return Ok(0);
         }
         state.stats.num_sync_all_streams += 1;
@@ -445,18 +546,28 @@ impl<D: Device> Shared<D> {
         for stream in reached {
             state.clocks.caught_up(stream);
         }
-        state.sweep_pending();
+        state.on_each(State::sweep_pending);
         result.map(|_: u64| pending - state.pending_bytes())
+    }
+
+    /// Waits for streams, with no lock held, so that pages they use can be moved. That it fails is
+    /// no reason to fail: then pages are created.
+    fn wait_before_growing<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+    ) -> MutexGuard<'a, State> {
+        state.stats.num_waits_before_growing += 1;
+        drop(state);
+        let waited = self.wait_for_streams();
+        let mut state = lock(&self.state);
+        state.stats.num_device_errors += u64::from(waited.is_err());
+        state
     }
 
     // ---- the ladder ----------------------------------------------------------------------------
 
     /// Climbs the ladder after an attempt that found the memory full.
-    fn climb(
-        &self,
-        state: MutexGuard<'_, State>,
-        request: &Request,
-    ) -> Result<(NodeId, DevicePtr), AllocError> {
+    fn climb(&self, state: MutexGuard<'_, State>, request: &Request) -> Result<Place, AllocError> {
         let most = self.most(&state);
         if request.bytes > most {
             return Err(self.too_large(request.requested, &state));
@@ -465,7 +576,7 @@ impl<D: Device> Shared<D> {
             shared: self,
             request,
             rungs: Vec::new(),
-            freed_before: state.stats.allocated_bytes.all.freed,
+            freed_before: state.books.allocated_bytes.freed(),
         };
         drop(state);
         if let Some(found) = climb.cheap_rungs()? {
@@ -523,38 +634,53 @@ struct Climb<'a, D: Device> {
 /// once in a million allocations, so that one run goes this thread's way in five.
 const MAX_COLLECTIONS: u32 = 1024;
 
-type Found = Option<(NodeId, DevicePtr)>;
+type Found = Option<Place>;
 
-impl<D: Device> Climb<'_, D> {
+impl<'a, D: Device> Climb<'a, D> {
     fn attempt(&mut self, state: &mut State) -> Result<Found, AllocError> {
-        match state.attempt(&self.shared.device, self.request) {
-            Ok(node) => Ok(Some((node, DevicePtr(state.heap.node(node).addr)))),
-            Err(Miss::Full) => {
-                self.freed_before = state.stats.allocated_bytes.all.freed;
+        match state.attempt(&self.shared.device, self.request, false) {
+            Ok(node) => Ok(Some(state.place(node, self.request))),
+            Err(Miss::Full | Miss::Busy) => {
+                self.freed_before = state.books.allocated_bytes.freed();
                 Ok(None)
             }
             Err(Miss::Device(error)) => Err(error.into()),
         }
     }
 
-    /// Releasing what is cached, then waiting for streams and releasing again.
+    /// What is cached, then waiting for streams, then what is cached again.
     fn cheap_rungs(&mut self) -> Result<Found, AllocError> {
-        let state = lock(&self.shared.state);
+        let shared = self.shared;
+        let mut state = lock(&shared.state);
+        state.fold_all();
+        let cached = if state.is_virtual() {
+            Rung::MovePages
+        } else {
+            Rung::ReleaseCached
+        };
         if self.best_case(&state)? < self.request.bytes {
             drop(state);
             const REASON: &str = "all that is free, cached and pending is less than the request";
-            self.skip(Rung::ReleaseCached, REASON);
+            self.skip(cached, REASON);
             self.skip(Rung::WaitForStreams, REASON);
             return Ok(None);
         }
-        if state.releasable() == 0 {
+        if state.is_virtual() {
             drop(state);
-            self.skip(Rung::ReleaseCached, "nothing cached can go back");
+            // The attempt that brought us here would have moved them.
+            self.skip(cached, "idle pages are fewer than the request needs");
+        } else if state.releasable() == 0 {
+            drop(state);
+            self.skip(cached, "nothing cached can go back");
         } else if let Some(found) = self.release_and_retry(state)? {
             return Ok(Some(found));
         }
         if lock(&self.shared.state).clocks.behind().is_empty() {
             self.skip(Rung::WaitForStreams, "no stream uses freed memory");
+            return Ok(None);
+        }
+        if self.shared.device.is_capturing() {
+            self.skip(Rung::WaitForStreams, "work is being captured into a graph");
             return Ok(None);
         }
         let started = Instant::now();
@@ -564,24 +690,34 @@ impl<D: Device> Climb<'_, D> {
             .map(|bytes| *bytes)
             .map_err(ToString::to_string);
         self.report(Rung::WaitForStreams, started, result);
-        let mut state = lock(&self.shared.state);
+        let mut state = lock(&shared.state);
         if let Some(found) = self.attempt(&mut state)? {
             return Ok(Some(found));
         }
-        if state.releasable() == 0 {
+        if state.is_virtual() || state.releasable() == 0 {
             return Ok(None);
         }
         self.release_and_retry(state)
     }
 
-    fn release_and_retry(&mut self, mut state: MutexGuard<'_, State>) -> Result<Found, AllocError> {
-        let started = Instant::now();
+    /// Gives back as many segments as are missing, and tries again; then all of them.
+    fn release_and_retry(&mut self, mut state: MutexGuard<'a, State>) -> Result<Found, AllocError> {
+        let shared = self.shared;
+        let missing = state.missing_for(&shared.device, self.request)?;
         state.stats.num_alloc_retries += 1;
-        let released = state.release_cached(&self.shared.device);
-        let found = self.attempt(&mut state);
-        drop(state);
-        self.report(Rung::ReleaseCached, started, Ok(released));
-        found
+        for most in [missing, u64::MAX] {
+            let started = Instant::now();
+            let released = state.release_cached(&self.shared.device, most);
+            let found = self.attempt(&mut state);
+            let is_last = state.releasable() == 0 || !matches!(found, Ok(None));
+            drop(state);
+            self.report(Rung::ReleaseCached, started, Ok(released));
+            if is_last {
+                return found;
+            }
+            state = lock(&shared.state);
+        }
+        Ok(None)
     }
 
     /// The bytes that releasing and waiting could make available at the very best.
@@ -589,7 +725,7 @@ impl<D: Device> Climb<'_, D> {
         let free = self.shared.device.memory_info()?.free_bytes;
         let reserved = state.reserved();
         let under_limit = state.limit.unwrap_or(u64::MAX).saturating_sub(reserved);
-        let in_use = state.stats.allocated_bytes.all.current;
+        let in_use = state.books.allocated_bytes.current();
         Ok(free.min(under_limit).saturating_add(reserved - in_use))
     }
 
@@ -643,7 +779,9 @@ impl<D: Device> Climb<'_, D> {
     /// Bytes freed since it was last seen that the request does not fit: a reclaimer may have freed
     /// more than it knows of, or another thread did.
     fn freed_by_anyone(&self) -> u64 {
-        let freed = lock(&self.shared.state).stats.allocated_bytes.all.freed;
+        let mut state = lock(&self.shared.state);
+        state.fold_all();
+        let freed = state.books.allocated_bytes.freed();
         freed.wrapping_sub(self.freed_before)
     }
 
@@ -665,25 +803,20 @@ impl<D: Device> Climb<'_, D> {
     }
 
     fn report(&mut self, rung: Rung, started: Instant, result: Result<u64, String>) {
-        let microseconds = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let time = started.elapsed();
         let mut state = lock(&self.shared.state);
         let totals = state.stats.rungs.entry(rung.clone()).or_default();
-        totals.num_tried += 1;
-        totals.microseconds += microseconds;
+        totals.add(result.as_ref().copied(), time);
         let (outcome, bytes_freed) = match result {
             Ok(bytes) => (RungOutcome::Tried, bytes),
-            Err(text) => {
-                totals.num_failed += 1;
-                (RungOutcome::Failed(text), 0)
-            }
+            Err(text) => (RungOutcome::Failed(text), 0),
         };
-        totals.bytes_freed = totals.bytes_freed.saturating_add(bytes_freed);
         drop(state);
         self.rungs.push(RungReport {
             rung,
             outcome,
             bytes_freed,
-            microseconds,
+            microseconds: microseconds(time),
         });
     }
 
@@ -696,20 +829,20 @@ impl<D: Device> Climb<'_, D> {
             ..
         } = self;
         let mut state = lock(&shared.state);
+        state.fold_all();
         let info = shared.device.memory_info()?;
         state.stats.num_ooms += 1;
-        let stream = state.clocks.stream(request.stream);
         let action = TraceAction::Oom {
             device_free_bytes: info.free_bytes,
         };
         state
             .history
-            .push(action, DevicePtr::NULL, request.requested, stream);
+            .push(action, DevicePtr::NULL, request.requested, request.stream);
         let properties = shared.device.properties();
-        let allocated = state.stats.allocated_bytes.all.current;
+        let allocated = state.books.allocated_bytes.current();
         let pending = state.pending_bytes();
         let reserved = state.reserved();
-        Ok(OutOfMemoryError {
+        let mut error = OutOfMemoryError {
             requested: request.requested,
             rounded: request.bytes,
             device: properties.index,
@@ -724,13 +857,20 @@ impl<D: Device> Climb<'_, D> {
                 .total_bytes
                 .saturating_sub(info.free_bytes)
                 .saturating_sub(reserved),
-            largest_hole: POOLS
-                .map(|pool| state.heap.largest_free(pool))
-                .into_iter()
-                .max()
-                .unwrap_or(0),
+            largest_hole: state.on(request.pool, |state| {
+                let largest = POOLS.map(|kind| state.heap.largest_free(kind));
+                largest.into_iter().max().unwrap_or(0)
+            }),
+            pinned: None,
             rungs,
-        })
+        };
+        if error.is_fragmented() {
+            let found = state.on(request.pool, |state| {
+                pinned(&state.heap, &state.clocks, request.bytes)
+            });
+            error.pinned = Some(found).filter(|found| !found.blocks.is_empty());
+        }
+        Ok(error)
     }
 }
 

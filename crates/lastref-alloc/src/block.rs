@@ -1,11 +1,15 @@
 //! The handle to a piece of device memory.
 
 use std::fmt;
-use std::sync::Arc;
 
 use crate::allocator::{CachingAllocator, Shared};
+use crate::anchor::BlockAnchor;
+use crate::clock::StreamSlot;
 use crate::device::{Device, DevicePtr, DeviceResult, StreamId};
-use crate::heap::NodeId;
+use crate::heap::{MIN_BLOCK_BYTES, NodeId};
+use crate::state::{PoolId, State};
+use crate::sync::{AtomicBool, Ordering};
+use crate::thread_cache::{self, Entry, Put};
 
 /// A piece of device memory, held. Dropping it frees it: the memory returns to the allocator's
 /// cache at that moment, on any thread, without a device call and without waiting.
@@ -20,31 +24,45 @@ use crate::heap::NodeId;
 /// either be waited for before the drop, or announced with
 /// [`record_stream`](Self::record_stream).
 pub struct Block<D: Device> {
-    shared: Arc<Shared<D>>,
-    /// `None` for zero bytes.
+    anchor: BlockAnchor<D>,
+    /// `None` for zero bytes. In the heap of its pool.
     node: Option<NodeId>,
+    pool: PoolId,
     ptr: DevicePtr,
     requested: u64,
     bytes: u64,
     stream: StreamId,
+    slot: StreamSlot,
+    /// Of its allocation, in the history.
+    stamp: u64,
+    /// Whether it was recorded on another stream. Then no thread's cache may keep it.
+    recorded: AtomicBool,
 }
 
 impl<D: Device> Block<D> {
-    pub(crate) const fn new(
-        shared: Arc<Shared<D>>,
-        node: Option<NodeId>,
-        ptr: DevicePtr,
+    /// `None` for zero bytes; otherwise the node, its address, its stream and its stamp.
+    pub(crate) fn new(
+        anchor: BlockAnchor<D>,
+        place: Option<(NodeId, DevicePtr, StreamSlot, u64)>,
+        pool: PoolId,
         requested: u64,
-        bytes: u64,
         stream: StreamId,
     ) -> Self {
+        let (node, ptr, slot, stamp) = match place {
+            Some((node, ptr, slot, stamp)) => (Some(node), ptr, slot, stamp),
+            None => (None, DevicePtr::NULL, StreamSlot::DEFAULT, 0),
+        };
         Self {
-            shared,
+            anchor,
             node,
+            pool,
             ptr,
             requested,
-            bytes,
+            bytes: requested.next_multiple_of(MIN_BLOCK_BYTES),
             stream,
+            slot,
+            stamp,
+            recorded: AtomicBool::new(false),
         }
     }
 
@@ -75,7 +93,12 @@ impl<D: Device> Block<D> {
     /// The allocator it came from and goes back to.
     #[must_use]
     pub fn allocator(&self) -> CachingAllocator<D> {
-        CachingAllocator::from_shared(Arc::clone(&self.shared))
+        CachingAllocator::from_handle(self.anchor.handle())
+    }
+
+    /// Whether it was allocated from this pool of this allocator.
+    pub(crate) fn is_from(&self, shared: &Shared<D>, pool: PoolId) -> bool {
+        self.anchor.shared().id == shared.id && self.node.is_some() && self.pool == pool
     }
 
     /// Announces that work on `stream` uses this block. After the drop the memory is *pending*
@@ -87,7 +110,12 @@ impl<D: Device> Block<D> {
     /// stream.
     pub fn record_stream(&self, stream: StreamId) -> DeviceResult<()> {
         match self.node {
-            Some(node) => self.shared.record_stream(node, stream),
+            Some(node) => {
+                // Whoever drops the block has heard of this call in some way of their own.
+                self.recorded.store(true, Ordering::Relaxed);
+                let shared = self.anchor.shared();
+                shared.record_stream((self.pool, node), self.ptr, stream)
+            }
             None => Ok(()),
         }
     }
@@ -95,9 +123,39 @@ impl<D: Device> Block<D> {
 
 impl<D: Device> Drop for Block<D> {
     fn drop(&mut self) {
-        if let Some(node) = self.node {
-            self.shared.free(node);
+        let (stream, stamp) = (self.stream, self.stamp);
+        let Some(node) = self.node else {
+            return self.anchor.release(State::drop_empty_block);
+        };
+        let block = (self.pool, node);
+        let shared = self.anchor.shared();
+        if shared.observe_free(block, self.ptr, self.bytes) {
+            self.recorded.store(true, Ordering::Relaxed);
         }
+        let is_small = self.pool == PoolId::DEFAULT && self.requested <= thread_cache::MAX_REQUEST;
+        if is_small && !self.recorded.load(Ordering::Relaxed) {
+            let entry = Entry {
+                addr: self.ptr.0,
+                node,
+                slot: self.slot,
+                requested: u32::try_from(self.requested).unwrap_or(u32::MAX),
+            };
+            // After this the allocator may be gone.
+            let id = self.anchor.shared().id;
+            match thread_cache::put(id, entry, stream, stamp) {
+                Put::Kept => return,
+                Put::NoRoom => {
+                    return self
+                        .anchor
+                        .release(|state| state.free_small(entry, stream, stamp));
+                }
+                Put::Unwanted => {}
+            }
+        }
+        self.anchor.release(|state| {
+            state.history.pass(stamp);
+            state.on(block.0, |state| state.free(node));
+        });
     }
 }
 

@@ -7,7 +7,8 @@
 //! be done. A stamp is *covered* for stream *t* if it names *t* itself or its clock has passed it.
 //!
 //! Clocks advance by events, recorded lazily: one on the old stream, only when somebody else wants
-//! the memory, never at a free. An event recorded at tick *n* covers every stamp up to *n*.
+//! the memory, never at a free. An event recorded at tick *n* covers every stamp up to *n*. While
+//! work is captured into a graph nothing is recorded, queried or waited for: clocks stand still.
 //!
 //! # Invariants
 //!
@@ -23,36 +24,93 @@ use smallvec::SmallVec;
 use crate::device::{Device, DeviceResult, EventId, StreamId};
 
 /// A stream's position in [`Clocks`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct StreamSlot(u32);
 
 impl StreamSlot {
     /// The slot of [`StreamId::DEFAULT`].
     pub(crate) const DEFAULT: Self = Self(0);
+
+    pub(crate) const fn index(self) -> u32 {
+        self.0
+    }
 }
 
-/// The frees that a piece of memory has seen: the latest tick of each stream.
+/// The streams that use a piece of memory, and up to which tick.
+///
+/// Of memory that is held: the stream it was allocated on, first, and those it was recorded on, all
+/// at tick 0. Of memory that is free: the latest free on each stream, the latest of all first.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub(crate) struct Stamps(SmallVec<[(StreamSlot, u64); 2]>);
+pub(crate) struct Stamps {
+    slot: StreamSlot,
+    tick: u64,
+    /// Rarely any. A pointer, not to make every node of the heap larger.
+    #[expect(clippy::box_collection, reason = "a node must fit a cache line")]
+    others: Option<Box<Vec<(StreamSlot, u64)>>>,
+}
 
 impl Stamps {
-    /// Adds a stamp; of two of one stream the later one stays.
-    pub(crate) fn add(&mut self, slot: StreamSlot, tick: u64) {
-        match self.0.iter_mut().find(|(other, _)| *other == slot) {
-            Some((_, latest)) => *latest = tick.max(*latest),
-            None => self.0.push((slot, tick)),
+    /// Of memory held for `slot`.
+    pub(crate) const fn held(slot: StreamSlot) -> Self {
+        Self {
+            slot,
+            tick: 0,
+            others: None,
+        }
+    }
+
+    /// The first stream: of memory held or pending, the one it was allocated on.
+    pub(crate) const fn slot(&self) -> StreamSlot {
+        self.slot
+    }
+
+    /// When memory was freed last, roughly: finished frees may have been forgotten. 0 for memory
+    /// that never was in use.
+    pub(crate) const fn tick(&self) -> u64 {
+        self.tick
+    }
+
+    /// Adds a stream that uses the memory while it is held.
+    pub(crate) fn record(&mut self, slot: StreamSlot) {
+        if !self.iter().any(|(other, _)| other == slot) {
+            self.others.get_or_insert_default().push((slot, 0));
+        }
+    }
+
+    /// Forgets all but the first stream.
+    pub(crate) fn forget_others(&mut self) {
+        self.others = None;
+    }
+
+    /// Adds a stamp; of two of one stream the later one stays. A stamp that is `finished` says
+    /// nothing, and is not kept beside others: it would go with the memory for ever.
+    fn add(
+        &mut self,
+        (slot, tick): (StreamSlot, u64),
+        finished: &impl Fn(StreamSlot, u64) -> bool,
+    ) {
+        let others = self.others.iter_mut().flat_map(|others| others.iter_mut());
+        let own = std::iter::once((self.slot, &mut self.tick));
+        let mut all = own.chain(others.map(|(slot, tick)| (*slot, tick)));
+        if let Some((_, latest)) = all.find(|(other, _)| *other == slot) {
+            *latest = tick.max(*latest);
+        } else if tick > 0 && finished(self.slot, self.tick) {
+            (self.slot, self.tick) = (slot, tick);
+        } else if tick > 0 && !finished(slot, tick) {
+            self.others.get_or_insert_default().push((slot, tick));
         }
     }
 
     /// Adds all of another's stamps, as merging two blocks does.
-    pub(crate) fn merge(&mut self, other: &Self) {
-        for &(slot, tick) in &other.0 {
-            self.add(slot, tick);
+    pub(crate) fn merge(&mut self, other: &Self, finished: &impl Fn(StreamSlot, u64) -> bool) {
+        for stamp in other.iter() {
+            self.add(stamp, finished);
         }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (StreamSlot, u64)> + '_ {
-        self.0.iter().copied()
+        let others = self.others.iter().flat_map(|others| others.iter().copied());
+        std::iter::once((self.slot, self.tick)).chain(others)
     }
 }
 
@@ -96,6 +154,9 @@ pub(crate) struct Clocks {
     slots: HashMap<StreamId, StreamSlot>,
     /// Finished events, kept since making one costs a device call.
     idle_events: Vec<EventId>,
+    /// For tests of what finds races: every stamp counts as covered.
+    #[cfg(any(test, feature = "test-util"))]
+    unchecked: bool,
 }
 
 impl Clocks {
@@ -105,6 +166,8 @@ impl Clocks {
             clocks: Vec::new(),
             slots: HashMap::new(),
             idle_events: Vec::new(),
+            #[cfg(any(test, feature = "test-util"))]
+            unchecked: false,
         };
         clocks.insert(StreamId::DEFAULT);
         clocks
@@ -136,7 +199,10 @@ impl Clocks {
         if let Some(slot) = self.slots.get(&stream) {
             return Ok(*slot);
         }
-        device.query_stream(stream)?;
+        // While work is captured nothing may be asked; the stream is taken on trust.
+        if !device.is_capturing() {
+            device.query_stream(stream)?;
+        }
         Ok(self.insert(stream))
     }
 
@@ -152,24 +218,44 @@ impl Clocks {
         &mut self.clocks[slot.0 as usize]
     }
 
-    /// Stamps for memory freed now, used on `slot` and on `others`. Streams known to be done with
-    /// it (retired and finished ones) leave no stamp.
-    pub(crate) fn stamp(&mut self, slot: StreamSlot, others: &[StreamSlot]) -> Stamps {
+    /// Stamps memory that is freed now with the streams that use it.
+    pub(crate) fn stamp(&mut self, uses: &mut Stamps) {
         self.tick += 1;
-        let mut stamps = Stamps::default();
-        for &user in std::iter::once(&slot).chain(others) {
-            let tick = self.clock(user).retired.unwrap_or(self.tick);
-            let clock = self.clock_mut(user);
-            clock.stamped = clock.stamped.max(tick);
-            if clock.done < tick {
-                stamps.add(user, tick);
-            }
+        uses.tick = self.stamp_one(uses.slot);
+        for (slot, tick) in uses.others.iter_mut().flat_map(|others| others.iter_mut()) {
+            *tick = self.stamp_one(*slot);
         }
-        stamps
+    }
+
+    fn stamp_one(&mut self, slot: StreamSlot) -> u64 {
+        let now = self.tick;
+        let clock = self.clock_mut(slot);
+        let tick = clock.retired.unwrap_or(now);
+        clock.stamped = clock.stamped.max(tick);
+        tick
+    }
+
+    /// Whether the work of `slot` up to `tick` is known to be done.
+    pub(crate) fn is_done(&self, slot: StreamSlot, tick: u64) -> bool {
+        self.clock(slot).done >= tick
+    }
+
+    /// Takes every stamp as covered from now on.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(crate) const fn disable_check(&mut self) {
+        self.unchecked = true;
     }
 
     /// Whether memory with these stamps may be given to `slot` now.
+    #[inline]
     pub(crate) fn covered(&self, stamps: &Stamps, slot: StreamSlot) -> bool {
+        #[cfg(any(test, feature = "test-util"))]
+        if self.unchecked {
+            return true;
+        }
+        if stamps.others.is_none() && stamps.slot == slot {
+            return true;
+        }
         stamps
             .iter()
             .all(|(user, tick)| user == slot || self.clock(user).done >= tick)
@@ -242,6 +328,9 @@ impl Clocks {
         slot: StreamSlot,
     ) -> DeviceResult<bool> {
         let mut advanced = false;
+        if device.is_capturing() {
+            return Ok(false);
+        }
         // Twice at most: an event that is done may have been recorded before the latest stamp.
         for _ in 0..2 {
             let event = match self.clock(slot).event {

@@ -17,6 +17,7 @@
 //! non-blocking). A call that returns [`DeviceError`] has changed nothing, unless it says otherwise.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -205,6 +206,31 @@ impl DeviceError {
 /// The result of a device call.
 pub type DeviceResult<T> = Result<T, DeviceError>;
 
+/// Is told of the blocks of an allocator, to check how they are used. A device that has one, such as
+/// the simulated device's race detector, returns it from [`Device::block_observer`].
+///
+/// # Threads
+///
+/// Called on the allocating, freeing or recording thread, with no lock of the allocator held.
+pub trait BlockObserver: Send + Sync + fmt::Debug {
+    /// `bytes` bytes at `ptr` were handed out for use on `stream`, to the caller at `at`.
+    fn allocated(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        stream: StreamId,
+        at: &'static Location<'static>,
+    );
+
+    /// `stream` was recorded for the block at `ptr`.
+    fn stream_recorded(&self, ptr: DevicePtr, stream: StreamId);
+
+    /// The block of `bytes` bytes at `ptr` is about to be freed. Returns streams that were not
+    /// recorded and still use it: the allocator takes them as recorded, so that a faulty program
+    /// goes on with memory of its own.
+    fn freed(&self, ptr: DevicePtr, bytes: u64) -> Vec<StreamId>;
+}
+
 /// A device: memory, streams, events and copies. See the [module](self) for order and threads.
 ///
 /// # Safety
@@ -222,6 +248,18 @@ pub unsafe trait Device: Send + Sync + 'static {
     ///
     /// The driver's.
     fn memory_info(&self) -> DeviceResult<MemoryInfo>;
+
+    /// Whether work of some stream of this device is being captured into a graph. Meanwhile nothing
+    /// may be asked of the device's streams and events, and nothing waited for.
+    fn is_capturing(&self) -> bool {
+        false
+    }
+
+    /// Who wants to be told of an allocator's blocks on this device. Asked once, when the allocator
+    /// is made.
+    fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {
+        None
+    }
 
     // ---- segments -------------------------------------------------------------------------
 
@@ -293,6 +331,48 @@ pub unsafe trait Device: Send + Sync + 'static {
     ///
     /// [`DeviceError::InvalidArgument`] if no page is mapped there.
     fn unmap_page(&self, ptr: DevicePtr) -> DeviceResult<()>;
+
+    /// Creates `count` pages and adds them to `pages`, as that many calls of
+    /// [`create_page`](Self::create_page) do.
+    ///
+    /// # Errors
+    ///
+    /// As there, from the first call that fails; `pages` has what was created before.
+    fn create_pages(&self, count: usize, pages: &mut Vec<PageId>) -> DeviceResult<()> {
+        for _ in 0..count {
+            pages.push(self.create_page()?);
+        }
+        Ok(())
+    }
+
+    /// Maps pages one behind the other from `ptr` on, as [`map_page`](Self::map_page) does.
+    ///
+    /// # Errors
+    ///
+    /// As there, from the first call that fails, with the number of pages that were mapped before.
+    fn map_pages(&self, ptr: DevicePtr, pages: &[PageId]) -> Result<(), (usize, DeviceError)> {
+        let page_bytes = self.properties().page_bytes.unwrap_or(0);
+        for (done, page) in pages.iter().enumerate() {
+            let at = ptr.offset(done as u64 * page_bytes);
+            self.map_page(at, *page).map_err(|error| (done, error))?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps `count` pages one behind the other from `ptr` on, as
+    /// [`unmap_page`](Self::unmap_page) does.
+    ///
+    /// # Errors
+    ///
+    /// As there, from the first call that fails, with the number of pages that were unmapped before.
+    fn unmap_pages(&self, ptr: DevicePtr, count: usize) -> Result<(), (usize, DeviceError)> {
+        let page_bytes = self.properties().page_bytes.unwrap_or(0);
+        for done in 0..count {
+            let at = ptr.offset(done as u64 * page_bytes);
+            self.unmap_page(at).map_err(|error| (done, error))?;
+        }
+        Ok(())
+    }
 
     // ---- streams and events ---------------------------------------------------------------
 
@@ -384,13 +464,15 @@ pub unsafe trait Device: Send + Sync + 'static {
     // ---- moving bytes ---------------------------------------------------------------------
     //
     // Copies from and to host slices have read or written the slice when they return, whatever
-    // the stream: host memory here is pageable, and CUDA stages it the same way.
+    // the stream: host memory here is pageable, and CUDA stages it the same way. These calls know
+    // their caller, for the reports of a device that looks for races.
 
     /// Copies `src` to `dst`, after the work submitted to `stream`.
     ///
     /// # Errors
     ///
     /// [`DeviceError::InvalidArgument`] if the range is not device memory or the stream unknown.
+    #[track_caller]
     fn copy_from_host(&self, dst: DevicePtr, src: &[u8], stream: StreamId) -> DeviceResult<()>;
 
     /// Copies `src` to `dst` after the work submitted to `stream`, and waits for it.
@@ -398,6 +480,7 @@ pub unsafe trait Device: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`DeviceError::InvalidArgument`] if the range is not device memory or the stream unknown.
+    #[track_caller]
     fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> DeviceResult<()>;
 
     /// Submits a copy inside this device. The ranges may not overlap.
@@ -406,6 +489,7 @@ pub unsafe trait Device: Send + Sync + 'static {
     ///
     /// [`DeviceError::InvalidArgument`] if a range is not device memory, the ranges overlap, or
     /// the stream is unknown.
+    #[track_caller]
     fn copy(
         &self,
         dst: DevicePtr,
@@ -419,6 +503,7 @@ pub unsafe trait Device: Send + Sync + 'static {
     /// # Errors
     ///
     /// As [`copy`](Self::copy); also if a pitch is less than the width.
+    #[track_caller]
     fn copy_2d(
         &self,
         dst: DevicePtr,
@@ -432,6 +517,7 @@ pub unsafe trait Device: Send + Sync + 'static {
     /// # Errors
     ///
     /// As [`copy`](Self::copy); also if there is no such peer.
+    #[track_caller]
     fn copy_from_peer(
         &self,
         dst: DevicePtr,
@@ -447,6 +533,7 @@ pub unsafe trait Device: Send + Sync + 'static {
     ///
     /// [`DeviceError::InvalidArgument`] if the range is not device memory, `dst` is not aligned to
     /// the value, or the stream is unknown.
+    #[track_caller]
     fn fill(
         &self,
         dst: DevicePtr,
@@ -460,6 +547,7 @@ pub unsafe trait Device: Send + Sync + 'static {
     /// # Errors
     ///
     /// As [`fill`](Self::fill).
+    #[track_caller]
     fn fill_2d(
         &self,
         dst: DevicePtr,
@@ -476,6 +564,12 @@ unsafe impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {
         (**self).memory_info()
+    }
+    fn is_capturing(&self) -> bool {
+        (**self).is_capturing()
+    }
+    fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {
+        (**self).block_observer()
     }
     fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
         (**self).alloc_segment(bytes)
@@ -503,6 +597,15 @@ unsafe impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn unmap_page(&self, ptr: DevicePtr) -> DeviceResult<()> {
         (**self).unmap_page(ptr)
+    }
+    fn create_pages(&self, count: usize, pages: &mut Vec<PageId>) -> DeviceResult<()> {
+        (**self).create_pages(count, pages)
+    }
+    fn map_pages(&self, ptr: DevicePtr, pages: &[PageId]) -> Result<(), (usize, DeviceError)> {
+        (**self).map_pages(ptr, pages)
+    }
+    fn unmap_pages(&self, ptr: DevicePtr, count: usize) -> Result<(), (usize, DeviceError)> {
+        (**self).unmap_pages(ptr, count)
     }
     fn create_stream(&self, priority: i32) -> DeviceResult<StreamId> {
         (**self).create_stream(priority)

@@ -4,7 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::device::{DeviceError, DeviceIndex, StreamId};
+use crate::device::{DeviceError, DeviceIndex, DevicePtr, StreamId};
 use crate::ladder::RungReport;
 
 /// Why an allocation failed.
@@ -88,8 +88,66 @@ pub struct OutOfMemoryError {
     pub other: u64,
     /// The largest contiguous free block among the cached bytes.
     pub largest_hole: u64,
+    /// If enough is free but in pieces: the blocks that lie between.
+    pub pinned: Option<Pinned>,
     /// What was tried, in order.
     pub rungs: Vec<RungReport>,
+}
+
+/// Free memory that cannot be used for a request, and the blocks that pin it: those that would have
+/// to go to make one free piece large enough, or to let partly free segments go back.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct Pinned {
+    /// The blocks, in the order of their addresses within a segment.
+    pub blocks: Vec<PinningBlock>,
+    /// Free bytes between them.
+    pub free_bytes: u64,
+}
+
+/// A block that keeps free memory from being used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PinningBlock {
+    /// Where it is.
+    pub ptr: DevicePtr,
+    /// Its size.
+    pub bytes: u64,
+    /// The stream it was allocated on.
+    pub stream: StreamId,
+    /// Whether it was given back, and a stream may still use it.
+    pub pending: bool,
+}
+
+/// Pinning blocks that are named in the text.
+const MAX_NAMED: usize = 10;
+
+impl fmt::Display for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let held = self.blocks.iter().map(|block| block.bytes).sum();
+        write!(
+            f,
+            "{} of it is pinned by {} block{} of {} in all:",
+            Bytes(self.free_bytes),
+            self.blocks.len(),
+            if self.blocks.len() == 1 { "" } else { "s" },
+            Bytes(held)
+        )?;
+        for block in self.blocks.iter().take(MAX_NAMED) {
+            write!(
+                f,
+                "\n    {:>12}  at {} on stream {}{}",
+                Bytes(block.bytes).to_string(),
+                block.ptr,
+                block.stream,
+                if block.pending { ", pending" } else { "" }
+            )?;
+        }
+        if self.blocks.len() > MAX_NAMED {
+            write!(f, "\n    and {} more", self.blocks.len() - MAX_NAMED)?;
+        }
+        Ok(())
+    }
 }
 
 impl OutOfMemoryError {
@@ -99,14 +157,23 @@ impl OutOfMemoryError {
         self.allocated + self.pending + self.cached
     }
 
+    /// Whether all that is free would do, were it in one piece.
+    pub(crate) fn is_fragmented(&self) -> bool {
+        !self.is_limited() && self.pending + self.cached + self.device_free >= self.rounded
+    }
+
+    /// Whether it would fit but for the limit.
+    fn is_limited(&self) -> bool {
+        self.limit.is_some_and(|limit| {
+            limit.saturating_sub(self.allocated) < self.rounded && self.device_free >= self.rounded
+        })
+    }
+
     /// What a person could do about it, from the numbers.
     fn advice(&self) -> &'static str {
-        let freeable = self.pending + self.cached + self.device_free;
-        if self.limit.is_some_and(|limit| {
-            limit.saturating_sub(self.allocated) < self.rounded && self.device_free >= self.rounded
-        }) {
+        if self.is_limited() {
             "the limit set for this process is what stands in the way: raise it, or free tensors"
-        } else if freeable >= self.rounded {
+        } else if self.is_fragmented() {
             "enough is free, but in pieces: free tensors that lie between the holes, or ask for less \
              at a time"
         } else if self.other > self.allocated {
@@ -142,7 +209,11 @@ impl fmt::Display for OutOfMemoryError {
                 self.pending,
                 "given back, a stream may still use it",
             ),
-            ("cached", self.cached, "free, kept by this allocator"),
+            (
+                "cached",
+                self.cached,
+                "total cached free, kept by this allocator",
+            ),
             (
                 "other",
                 self.other,
@@ -154,8 +225,11 @@ impl fmt::Display for OutOfMemoryError {
         for (name, bytes, what) in lines {
             write!(f, "\n  {name:<9} {:>12}  {what}", Bytes(bytes).to_string())?;
             if name == "cached" && bytes > 0 {
-                write!(f, ", largest hole {}", Bytes(self.largest_hole))?;
+                write!(f, ", largest free block {}", Bytes(self.largest_hole))?;
             }
+        }
+        if let Some(pinned) = &self.pinned {
+            write!(f, "\n  in pieces: {pinned}")?;
         }
         if self.rungs.is_empty() {
             f.write_str("\n  tried: nothing could have helped")?;

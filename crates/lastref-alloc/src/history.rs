@@ -1,28 +1,100 @@
 //! The history: a ring of the latest things that happened, stamped by sequence.
 //!
 //! Entries are stamped by sequence and not by time, since reading the clock costs more than an
-//! allocation.
-
-use std::collections::VecDeque;
+//! allocation. They are kept packed, for the same reason: with a million of them each push is a miss
+//! of the cache. A free that is completed at once, as most are, takes one record and reads back as
+//! two entries.
+//!
+//! Each thread's cache has a history of its own, and the heap has one. A record's *stamp* is greater
+//! than those of all that must come before it: the earlier ones of its history, and what happened to
+//! the same memory in another one, whose stamps a history [passes](History::pass) when memory comes
+//! from there (Lamport's clock). No counter is shared for that. Read together they are sorted by it.
 
 use lastref_snapshot::{TraceAction, TraceEntry};
 
+use crate::clock::StreamSlot;
 use crate::device::{DevicePtr, StreamId};
+
+/// What [`TraceAction`] is without its numbers, so that a record is three words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+enum Code {
+    Alloc,
+    Free,
+    FreeRequested,
+    FreeCompleted,
+    SegmentAlloc,
+    SegmentFree,
+    SegmentMap,
+    SegmentUnmap,
+    Snapshot,
+    Oom,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    address: u64,
+    bytes: u64,
+    stamp: u64,
+    slot: StreamSlot,
+    code: Code,
+}
+
+const _: () = assert!(size_of::<Record>() == 32);
+
+impl Record {
+    /// The entries it stands for: one, or two.
+    const fn actions(&self) -> (TraceAction, Option<TraceAction>) {
+        let action = match self.code {
+            Code::Alloc => TraceAction::Alloc,
+            Code::Free => {
+                let completed = Some(TraceAction::FreeCompleted);
+                return (TraceAction::FreeRequested, completed);
+            }
+            Code::FreeRequested => TraceAction::FreeRequested,
+            Code::FreeCompleted => TraceAction::FreeCompleted,
+            Code::SegmentAlloc => TraceAction::SegmentAlloc,
+            Code::SegmentFree => TraceAction::SegmentFree,
+            Code::SegmentMap => TraceAction::SegmentMap,
+            Code::SegmentUnmap => TraceAction::SegmentUnmap,
+            Code::Snapshot => TraceAction::Snapshot,
+            // Such an entry has no address.
+            Code::Oom => TraceAction::Oom {
+                device_free_bytes: self.address,
+            },
+        };
+        (action, None)
+    }
+}
 
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    entries: VecDeque<TraceEntry>,
-    max_entries: usize,
+    /// Grows to `max_records`, then is a ring.
+    records: Vec<Record>,
+    max_records: usize,
+    /// Where the next record goes once the ring is full: at the oldest.
+    next: usize,
+    /// Entries that were ever pushed.
     sequence: u64,
+    /// The latest stamp.
+    clock: u64,
 }
 
 impl History {
     /// Sets how many entries are kept; 0 turns the history off and forgets it.
     pub(crate) fn set_max_entries(&mut self, max_entries: usize) {
-        self.max_entries = max_entries;
-        let surplus = self.entries.len().saturating_sub(max_entries);
-        self.entries.drain(..surplus);
+        let mut records: Vec<Record> = self.in_order().copied().collect();
+        let surplus = records.len().saturating_sub(max_entries);
+        records.drain(..surplus);
+        // Not more than it may come to need, and for a long history not all of it at once.
+        records.reserve_exact(max_entries.min(1 << 20) - records.len().min(1 << 20));
+        (self.records, self.next, self.max_records) = (records, 0, max_entries);
+    }
+
+    fn in_order(&self) -> impl Iterator<Item = &Record> {
+        let (newer, older) = self.records.split_at(self.next);
+        older.iter().chain(newer)
     }
 
     pub(crate) fn push(
@@ -30,26 +102,251 @@ impl History {
         action: TraceAction,
         ptr: DevicePtr,
         bytes: u64,
-        stream: StreamId,
+        slot: StreamSlot,
     ) {
-        if self.max_entries == 0 {
-            return;
-        }
-        if self.entries.len() == self.max_entries {
-            self.entries.pop_front();
-        }
-        self.entries.push_back(TraceEntry {
-            action,
-            address: ptr.0,
-            bytes,
-            stream: stream.0,
-            sequence: self.sequence,
-            time_us: None,
-        });
-        self.sequence += 1;
+        let (code, address) = match action {
+            TraceAction::Alloc => (Code::Alloc, ptr.0),
+            TraceAction::FreeRequested => (Code::FreeRequested, ptr.0),
+            TraceAction::FreeCompleted => (Code::FreeCompleted, ptr.0),
+            TraceAction::SegmentAlloc => (Code::SegmentAlloc, ptr.0),
+            TraceAction::SegmentFree => (Code::SegmentFree, ptr.0),
+            TraceAction::SegmentMap => (Code::SegmentMap, ptr.0),
+            TraceAction::SegmentUnmap => (Code::SegmentUnmap, ptr.0),
+            TraceAction::Snapshot => (Code::Snapshot, ptr.0),
+            TraceAction::Oom { device_free_bytes } => (Code::Oom, device_free_bytes),
+        };
+        self.push_record(address, bytes, slot, code);
     }
 
-    pub(crate) fn entries(&self) -> impl Iterator<Item = &TraceEntry> {
-        self.entries.iter()
+    /// Pushes an allocation and returns its stamp.
+    #[inline]
+    pub(crate) fn push_alloc(&mut self, address: u64, bytes: u64, slot: StreamSlot) -> u64 {
+        self.push_record(address, bytes, slot, Code::Alloc);
+        self.clock
+    }
+
+    /// The latest stamp.
+    pub(crate) const fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    /// Makes later stamps greater than this one.
+    #[inline]
+    pub(crate) fn pass(&mut self, stamp: u64) {
+        self.clock = self.clock.max(stamp);
+    }
+
+    /// Pushes the two entries of a free that is completed at once.
+    #[inline]
+    pub(crate) fn push_free(&mut self, address: u64, bytes: u64, slot: StreamSlot) {
+        self.push_record(address, bytes, slot, Code::Free);
+    }
+
+    #[inline]
+    fn push_record(&mut self, address: u64, bytes: u64, slot: StreamSlot, code: Code) {
+        self.sequence += 1 + u64::from(code == Code::Free);
+        self.clock += 1;
+        let record = Record {
+            address,
+            bytes,
+            stamp: self.clock,
+            slot,
+            code,
+        };
+        if self.records.len() < self.max_records {
+            self.records.push(record);
+        } else if let Some(oldest) = self.records.get_mut(self.next) {
+            *oldest = record;
+            self.next += 1;
+            if self.next == self.max_records {
+                self.next = 0;
+            }
+        }
+    }
+
+    /// What it holds, for [`read`].
+    pub(crate) fn part(&self) -> Part {
+        Part {
+            records: self.in_order().copied().collect(),
+            sequence: self.sequence,
+        }
+    }
+
+    pub(crate) const fn max_entries(&self) -> usize {
+        self.max_records
+    }
+}
+
+/// One of several histories that are read together.
+#[derive(Debug)]
+pub(crate) struct Part {
+    records: Vec<Record>,
+    sequence: u64,
+}
+
+/// The latest `max_entries` entries of several histories, oldest first.
+pub(crate) fn read(
+    parts: Vec<Part>,
+    max_entries: usize,
+    stream: impl Fn(StreamSlot) -> StreamId,
+) -> Vec<TraceEntry> {
+    let end: u64 = parts.iter().map(|part| part.sequence).sum();
+    let mut records: Vec<Record> = parts.into_iter().flat_map(|part| part.records).collect();
+    records.sort_by_key(|record| record.stamp);
+    let mut entries = Vec::with_capacity(records.len());
+    for record in records {
+        let (first, second) = record.actions();
+        entries.extend(
+            std::iter::once(first)
+                .chain(second)
+                .map(|action| TraceEntry {
+                    action,
+                    address: if record.code == Code::Oom {
+                        0
+                    } else {
+                        record.address
+                    },
+                    bytes: record.bytes,
+                    stream: stream(record.slot).0,
+                    sequence: 0,
+                    time_us: None,
+                }),
+        );
+    }
+    entries.drain(..entries.len().saturating_sub(max_entries));
+    let first = end - entries.len() as u64;
+    for (sequence, entry) in (first..).zip(&mut entries) {
+        entry.sequence = sequence;
+    }
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn free(at: u64) -> [(TraceAction, u64); 2] {
+        [
+            (TraceAction::FreeRequested, at),
+            (TraceAction::FreeCompleted, at),
+        ]
+    }
+
+    fn read(history: &History) -> Vec<(TraceAction, u64)> {
+        let entries = super::read(vec![history.part()], history.max_records, |_| {
+            StreamId::DEFAULT
+        });
+        for pair in entries.windows(2) {
+            assert_eq!(pair[0].sequence + 1, pair[1].sequence);
+        }
+        assert!(
+            entries
+                .last()
+                .is_none_or(|last| last.sequence + 1 == history.sequence)
+        );
+        let entries = entries.iter();
+        entries
+            .map(|entry| (entry.action, entry.address + entry.bytes))
+            .collect()
+    }
+
+    #[test]
+    fn the_latest_entries_read_back_exactly() {
+        for max_entries in 0..12 {
+            let mut history = History::default();
+            history.set_max_entries(max_entries);
+            let mut expected = Vec::new();
+            for n in 0..40 {
+                if n % 3 == 1 {
+                    history.push_free(1000, n, StreamSlot::DEFAULT);
+                    expected.extend(free(1000 + n));
+                } else {
+                    let action = if n % 3 == 0 {
+                        TraceAction::Alloc
+                    } else {
+                        TraceAction::SegmentMap
+                    };
+                    history.push(action, DevicePtr(1000), n, StreamSlot::DEFAULT);
+                    expected.push((action, 1000 + n));
+                }
+                let kept = expected.len().saturating_sub(max_entries);
+                assert_eq!(read(&history), expected[kept..]);
+            }
+        }
+    }
+
+    #[test]
+    fn histories_are_read_together_by_what_must_come_before_what() {
+        let (mut one, mut other) = (History::default(), History::default());
+        one.set_max_entries(3);
+        other.set_max_entries(3);
+        let alloc = |history: &mut History, at| history.push_alloc(at, 0, StreamSlot::DEFAULT);
+        alloc(&mut one, 1);
+        alloc(&mut one, 2);
+        let stamp = alloc(&mut one, 3);
+        // Memory of the first goes to the other, and back.
+        other.pass(stamp);
+        other.push_free(3, 0, StreamSlot::DEFAULT);
+        one.pass(other.clock());
+        alloc(&mut one, 3);
+        let entries = super::read(vec![other.part(), one.part()], 3, |_| StreamId::DEFAULT);
+        let read: Vec<_> = entries
+            .iter()
+            .map(|entry| (entry.sequence, entry.action))
+            .collect();
+        assert_eq!(
+            read,
+            [
+                (3, TraceAction::FreeRequested),
+                (4, TraceAction::FreeCompleted),
+                (5, TraceAction::Alloc)
+            ]
+        );
+    }
+
+    #[test]
+    fn every_action_reads_back_as_it_was() {
+        let actions = [
+            TraceAction::Alloc,
+            TraceAction::FreeRequested,
+            TraceAction::FreeCompleted,
+            TraceAction::SegmentAlloc,
+            TraceAction::SegmentFree,
+            TraceAction::SegmentMap,
+            TraceAction::SegmentUnmap,
+            TraceAction::Snapshot,
+            TraceAction::Oom {
+                device_free_bytes: 77,
+            },
+        ];
+        let mut history = History::default();
+        history.set_max_entries(100);
+        for action in actions {
+            history.push(action, DevicePtr::NULL, 5, StreamSlot::DEFAULT);
+        }
+        assert_eq!(read(&history), actions.map(|action| (action, 5)));
+    }
+
+    #[test]
+    fn a_history_can_be_made_shorter_and_longer() {
+        let mut history = History::default();
+        history.set_max_entries(4);
+        for n in 0..6 {
+            history.push(TraceAction::Alloc, DevicePtr(n), 0, StreamSlot::DEFAULT);
+        }
+        let allocs = |range: std::ops::Range<u64>| -> Vec<_> {
+            range.map(|n| (TraceAction::Alloc, n)).collect()
+        };
+        history.set_max_entries(2);
+        assert_eq!(read(&history), allocs(4..6));
+        history.set_max_entries(3);
+        for n in 6..8 {
+            history.push(TraceAction::Alloc, DevicePtr(n), 0, StreamSlot::DEFAULT);
+        }
+        assert_eq!(read(&history), allocs(5..8));
+        history.set_max_entries(0);
+        history.push(TraceAction::Alloc, DevicePtr(9), 0, StreamSlot::DEFAULT);
+        assert_eq!(read(&history), []);
+        assert_eq!(history.sequence, 9, "it is counted all the same");
     }
 }

@@ -1,8 +1,10 @@
 //! The out-of-memory ladder: what is tried, in which order, before anyone sees an error.
 //!
-//! 1. **Cached memory** back to the device, then the allocation again.
-//! 2. **Waiting** for the streams that still use freed memory, then a search, 1 and the allocation
-//!    again.
+//! 1. **Cached memory**: with virtual memory, as many idle pages as are missing are moved to where
+//!    they are needed. With segments, as much as is missing goes back to the device, then the
+//!    allocation is tried again; if that was not enough, all of it.
+//! 2. **Waiting** for the streams that still use freed memory, then 1 again. An allocation waits
+//!    before it comes to this if idle pages would be enough but for that.
 //! 3. **Reclaimers**, by level: registered code that can make memory free. After each that gave
 //!    something, the free lists are searched again, and 1 and 2 repeated. A collector is called again
 //!    as long as enough was freed and other threads took it, at most 1024 times.
@@ -12,6 +14,7 @@
 //! neither while waiting nor while a reclaimer runs.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::device::DeviceIndex;
 use crate::error::Bytes;
@@ -66,7 +69,9 @@ pub struct ReclaimerId(pub(crate) u64);
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Rung {
-    /// Cached memory was given back to the device.
+    /// Idle pages of virtual memory were moved to where memory was needed.
+    MovePages,
+    /// Cached segments were given back to the device.
     ReleaseCached,
     /// Streams that still used freed memory were waited for.
     WaitForStreams,
@@ -77,6 +82,7 @@ pub enum Rung {
 impl fmt::Display for Rung {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::MovePages => f.write_str("move idle pages to where they are needed"),
             Self::ReleaseCached => f.write_str("give cached memory back to the device"),
             Self::WaitForStreams => f.write_str("wait for streams that use freed memory"),
             Self::Reclaimer(name) => write!(f, "reclaimer \"{name}\""),
@@ -106,8 +112,8 @@ pub struct RungReport {
     pub rung: Rung,
     /// How it ended.
     pub outcome: RungOutcome,
-    /// Bytes it gave: to the device by releasing, to the free lists by waiting, and what a
-    /// reclaimer says it gave up.
+    /// Bytes it gave: to the allocation by moving, to the device by releasing, to the free lists by
+    /// waiting, and what a reclaimer says it gave up.
     pub bytes_freed: u64,
     /// How long it took.
     pub microseconds: u64,
@@ -142,4 +148,20 @@ pub struct RungTotals {
     pub bytes_freed: u64,
     /// How long it took, in all.
     pub microseconds: u64,
+}
+
+impl RungTotals {
+    /// Adds one try: the bytes it gave, or that it failed, and how long it took.
+    pub(crate) fn add<E>(&mut self, result: Result<u64, E>, time: Duration) {
+        self.num_tried += 1;
+        self.microseconds += microseconds(time);
+        match result {
+            Ok(bytes) => self.bytes_freed = self.bytes_freed.saturating_add(bytes),
+            Err(_) => self.num_failed += 1,
+        }
+    }
+}
+
+pub(crate) fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

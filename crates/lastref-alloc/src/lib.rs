@@ -23,13 +23,18 @@
 //! |---|---|
 //! | [`device`] | what is asked of a device |
 //! | `allocator`, `state` | the allocator: public face; what its lock protects |
+//! | `pool` | private pools |
+//! | `options` | settings, by builder or as text |
+//! | `thread_cache` | the cache of small blocks that each thread has |
 //! | `heap` | which addresses are live, free or unmapped |
 //! | `clock` | when memory freed on one stream may be used on another |
 //! | [`ladder`] | what is tried before an out-of-memory error |
+//! | `error`, `pinning` | what the error says; which blocks are in the way |
 //! | [`sim`] | the simulated device (Linux) |
 //! | [`replay`] | running an allocation trace through the allocator |
 
 mod allocator;
+mod anchor;
 mod block;
 mod clock;
 #[cfg(any(test, feature = "test-util"))]
@@ -39,6 +44,10 @@ mod error;
 mod heap;
 mod history;
 pub mod ladder;
+mod options;
+mod owner;
+mod pinning;
+mod pool;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 pub mod replay;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
@@ -46,14 +55,17 @@ pub mod sim;
 mod state;
 mod stats;
 mod sync;
+mod thread_cache;
 
-pub use allocator::{AllocatorOptions, Backing, CachingAllocator, CheckLevel, InvariantViolation};
+pub use allocator::{CachingAllocator, CheckLevel, InvariantViolation};
 pub use block::Block;
 pub use device::{
-    Device, DeviceError, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult, EventId, Extent2d,
-    FillValue, MemoryInfo, PageId, StreamId,
+    BlockObserver, Device, DeviceError, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult,
+    EventId, Extent2d, FillValue, MemoryInfo, PageId, StreamId,
 };
-pub use error::{AllocError, Bytes, InvalidFraction, OutOfMemoryError};
+pub use error::{AllocError, Bytes, InvalidFraction, OutOfMemoryError, Pinned, PinningBlock};
 pub use ladder::{ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId};
 pub use lastref_snapshot::Snapshot;
-pub use stats::{MemoryStats, PoolKind, Stat, StatByPool};
+pub use options::{AllocatorOptions, Backing, CONF_VARIABLE, InvalidOption};
+pub use pool::{MemPool, PoolScope, PoolStats};
+pub use stats::{EmptyCacheStats, MemoryStats, PoolKind, Stat, StatByPool};

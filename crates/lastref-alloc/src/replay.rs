@@ -755,8 +755,12 @@ mod tests {
         }
     }
 
-    /// Sizes around everything that is rounded or stepped, two streams, some never freed.
+    /// Sizes around everything that is rounded or stepped, on two streams, some never freed.
     fn varied() -> Trace {
+        varied_on([0, 5])
+    }
+
+    fn varied_on(streams: [u64; 2]) -> Trace {
         let mut lines = String::new();
         let sizes = [
             0,
@@ -774,7 +778,7 @@ mod tests {
         for round in 0..3 {
             for (i, bytes) in sizes.iter().enumerate() {
                 let id = round * sizes.len() + i;
-                lines += &format!("alloc,{id},{bytes},{},p,l\n", i % 2 * 5);
+                lines += &format!("alloc,{id},{bytes},{},p,l\n", streams[i % 2]);
             }
             for i in (0..sizes.len()).step_by(3) {
                 lines += &format!("free,{},0,0,p,\n", round * sizes.len() + i);
@@ -810,7 +814,8 @@ mod tests {
 
     #[test]
     fn verifying_changes_nothing_that_is_reported_but_time() {
-        let trace = varied();
+        // On one stream: of two, one has to ask what the other is done with.
+        let trace = varied_on([0, 0]);
         let plain = replay(&allocator(512 * MIB), &trace, ReplayOptions::default()).unwrap();
         let verifying = replay(&allocator(512 * MIB), &trace, verified()).unwrap();
         let same = ReplayReport {
@@ -820,8 +825,8 @@ mod tests {
         };
         assert_eq!(same, plain);
         let difference = verifying.device_microseconds - plain.device_microseconds;
-        // Work that is really pending makes the allocator ask about events; that costs little.
-        assert!((0.0..100.0).contains(&difference), "{difference}");
+        // Work that is really pending makes the allocator ask about events; that costs little, or saves a little: checks synchronise.
+        assert!((-10.0..100.0).contains(&difference), "{difference}");
     }
 
     #[test]
@@ -982,10 +987,10 @@ mod tests {
             "{reason}"
         );
         // Also one that only begins inside another.
+        verifier.intervals.clear();
         verifier
             .intervals
             .insert(block.ptr().0 - 4096, (block.ptr().0 + 1, 9));
-        verifier.intervals.remove(&block.ptr().0);
         assert!(verifier.allocated(&block, 1000, operation, 2).is_err());
     }
 

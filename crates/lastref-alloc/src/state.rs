@@ -1,4 +1,5 @@
-//! What the allocator's lock protects: the heap, the clocks, the statistics and the pages.
+//! What the allocator's lock protects: the heap, the clocks, the statistics and the pages (in
+//! `pages.rs`, with everything that asks the device for memory).
 //!
 //! Everything here runs with the lock held and makes device calls that do not wait. Each operation
 //! either succeeds or leaves the state as it was; where a device call fails half-way in a clean-up,
@@ -10,22 +11,25 @@
 //! 2. A block is in `pending` exactly if its node is [`State::Pending`].
 //! 3. Statistics of live and pending blocks are the sums over those nodes.
 
+use std::sync::Arc;
+
 use lastref_snapshot::{
     AllocatorSettings, BlockRecord, BlockState, Segment, SegmentKind, Snapshot, TraceAction,
 };
 
 use crate::clock::{Clocks, StreamSlot};
-use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageId, StreamId};
-use crate::heap::{Growth, Heap, NodeId, RegionKind, State as NodeState, Stretch};
-use crate::history::History;
-use crate::stats::{MemoryStats, PoolKind};
+use crate::device::{Device, DeviceError, DevicePtr, PageId, StreamId};
+use crate::heap::{Heap, NodeId, RegionKind, State as NodeState};
+use crate::history::{self, History};
+use crate::options::AllocatorOptions;
+use crate::stats::{Books, MemoryStats, PoolKind};
+use crate::thread_cache::{self, Entry, Inner, Put, ThreadCache};
 
-/// Segments of the small pool, where there is no virtual memory. PyTorch's `kSmallBuffer`.
-const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
-/// Segments of the large pool, unless the request is larger.
-const LARGE_SEGMENT_BYTES: u64 = 32 << 20;
-/// Larger requests get a segment of their own, rounded up to this.
-const SEGMENT_GRANULARITY: u64 = 2 << 20;
+mod pages;
+mod pools;
+
+use self::pools::Pool;
+pub(crate) use self::pools::PoolId;
 
 /// An allocation to be made.
 #[derive(Clone, Copy, Debug)]
@@ -34,13 +38,20 @@ pub(crate) struct Request {
     /// `requested`, rounded up.
     pub(crate) bytes: u64,
     pub(crate) stream: StreamSlot,
+    pub(crate) pool: PoolId,
 }
+
+/// Where a block is: its node, its address, its stream, and the stamp of its allocation.
+pub(crate) type Place = (NodeId, DevicePtr, StreamSlot, u64);
 
 /// Why an attempt found no memory.
 #[derive(Debug)]
 pub(crate) enum Miss {
     /// The device is full, or the limit is reached.
     Full,
+    /// Growing would pass the slack, and there are idle pages, but work still uses them. Only where
+    /// waiting was allowed.
+    Busy,
     /// A device call failed for another reason.
     Device(DeviceError),
 }
@@ -57,11 +68,34 @@ impl From<DeviceError> for Miss {
 
 #[derive(Debug)]
 pub(crate) struct State {
+    /// Of the pool at work, as is `pending`; see `pools.rs`.
     pub(crate) heap: Heap,
+    private_pools: Vec<Option<Box<Pool>>>,
+    at_work: PoolId,
+    num_closed: usize,
+    /// What other pools changed of what is in use while the pool at work was; see [`State::on`].
+    counted_elsewhere: [u64; 3],
     pub(crate) clocks: Clocks,
+    pub(crate) books: Books,
+    /// What is counted beside the books. Its families are not kept.
     pub(crate) stats: MemoryStats,
     pub(crate) history: History,
+    /// The caches of all threads, also of those that have ended.
+    caches: Vec<Arc<ThreadCache>>,
+    /// Names this allocator among others.
+    id: u64,
+    /// Handles there are.
+    num_handles: u64,
+    /// Blocks of zero bytes there are: they are in no books.
+    num_empty_blocks: u64,
     pub(crate) limit: Option<u64>,
+    /// By how many thousandths what is reserved may pass the peak of what was in use, before idle
+    /// pages are moved instead of creating new ones.
+    pub(crate) slack_per_mille: u32,
+    /// Whether an allocation may wait for streams rather than pass the slack.
+    pub(crate) wait_before_growing: bool,
+    /// The most bytes in blocks that were in use at once, pending ones included. Not reset.
+    peak_active: u64,
     /// Blocks given back that a stream may still use.
     pending: Vec<NodeId>,
     /// Physical pages mapped nowhere: left when a device call failed half-way, or about to be
@@ -70,20 +104,51 @@ pub(crate) struct State {
     /// Page size, where memory comes as pages of virtual memory and not as segments.
     page_bytes: Option<u64>,
     total_bytes: u64,
+    /// What the last `empty_cache` released, and the bytes obtained from the device before it.
+    last_emptied: (u64, u64),
 }
 
 impl State {
-    pub(crate) fn new(page_bytes: Option<u64>, total_bytes: u64) -> Self {
+    pub(crate) fn new(id: u64, page_bytes: Option<u64>, total_bytes: u64) -> Self {
         Self {
-            heap: Heap::new(page_bytes.unwrap_or(SEGMENT_GRANULARITY)),
+            heap: Heap::new(page_bytes),
+            private_pools: Vec::new(),
+            at_work: PoolId::DEFAULT,
+            num_closed: 0,
+            counted_elsewhere: [0; 3],
             clocks: Clocks::new(),
+            books: Books::default(),
             stats: MemoryStats::default(),
             history: History::default(),
+            caches: Vec::new(),
+            id,
+            num_handles: 1,
+            num_empty_blocks: 0,
             limit: None,
+            slack_per_mille: AllocatorOptions::DEFAULT_SLACK_PER_MILLE,
+            wait_before_growing: true,
+            peak_active: 0,
             pending: Vec::new(),
             spare_pages: Vec::new(),
             page_bytes,
             total_bytes,
+            last_emptied: (0, 0),
+        }
+    }
+
+    /// Takes over what `options` set, the backing apart.
+    pub(crate) fn set_options(&mut self, options: &AllocatorOptions) {
+        if let Some(limit) = options.limit {
+            self.limit = limit.bytes(self.total_bytes);
+        }
+        if let Some(max_entries) = options.max_history_entries {
+            self.set_max_history_entries(max_entries);
+        }
+        if let Some(slack) = options.slack_per_mille {
+            self.slack_per_mille = slack;
+        }
+        if let Some(wait) = options.wait_before_growing {
+            self.wait_before_growing = wait;
         }
     }
 
@@ -91,33 +156,61 @@ impl State {
         self.page_bytes.is_some()
     }
 
+    /// Where a block of a pool is.
+    #[inline]
+    pub(crate) fn ptr(&mut self, pool: PoolId, node: NodeId) -> DevicePtr {
+        self.on(pool, |state| DevicePtr(state.heap.node(node).addr))
+    }
+
     /// Bytes obtained from the device.
     pub(crate) fn reserved(&self) -> u64 {
         let mapped: u64 = POOLS
             .iter()
-            .map(|pool| self.heap.totals(*pool).mapped_bytes)
+            .map(|kind| self.totals(*kind).mapped_bytes)
             .sum();
-        mapped + self.spare_pages.len() as u64 * self.page_bytes.unwrap_or(0)
+        mapped + self.spare_bytes()
+    }
+
+    fn spare_bytes(&self) -> u64 {
+        self.spare_pages.len() as u64 * self.page_bytes.unwrap_or(0)
     }
 
     /// Bytes given back by callers that a stream may still use.
     pub(crate) fn pending_bytes(&self) -> u64 {
-        self.stats.active_bytes.all.current - self.stats.allocated_bytes.all.current
+        self.books.pending_bytes()
     }
 
     // ---- allocating --------------------------------------------------------------------------
 
     /// Looks for memory: in the free lists, then in what streams have finished with, then on the
-    /// device.
+    /// device. With `may_wait` it answers [`Miss::Busy`] where waiting for streams first would save
+    /// memory.
     pub(crate) fn attempt(
         &mut self,
         device: &impl Device,
         request: &Request,
+        may_wait: bool,
+    ) -> Result<NodeId, Miss> {
+        let on_pool = |state: &mut Self| state.attempt_at_work(device, request, may_wait);
+        self.on(request.pool, on_pool)
+    }
+
+    fn attempt_at_work(
+        &mut self,
+        device: &impl Device,
+        request: &Request,
+        may_wait: bool,
     ) -> Result<NodeId, Miss> {
         if !self.pending.is_empty() {
             self.complete_pending(device);
         }
         if let Some(node) = self.search(request) {
+            return Ok(node);
+        }
+        // What threads keep is of the default pool.
+        if self.on(PoolId::DEFAULT, Self::drain_caches)
+            && let Some(node) = self.search(request)
+        {
             return Ok(node);
         }
         match self.clocks.poll(device, Some(request.stream)) {
@@ -130,13 +223,160 @@ impl State {
             // Not knowing is not a reason to fail: the memory is taken as still in use.
             Err(_) => self.stats.num_device_errors += 1,
         }
+        if self.num_closed > 0 {
+            self.drain_closed(device);
+        }
         let grown = match self.page_bytes {
-            Some(page_bytes) => self.grow_range(device, request, page_bytes),
+            Some(page_bytes) => self.grow_range(device, request, page_bytes, may_wait),
             None => self.grow_segments(device, request),
         };
         self.book_totals();
         grown
     }
+
+    // ---- what keeps the allocator alive -------------------------------------------------------
+
+    pub(crate) const fn add_handle(&mut self) {
+        self.num_handles += 1;
+    }
+
+    pub(crate) fn drop_handle(&mut self) {
+        self.num_handles -= 1;
+        if self.num_handles == 0 {
+            // From here on the books are exact.
+            self.close_caches();
+        }
+    }
+
+    pub(crate) const fn add_empty_block(&mut self) {
+        self.num_empty_blocks += 1;
+    }
+
+    pub(crate) fn drop_empty_block(&mut self) {
+        self.num_empty_blocks -= 1;
+    }
+
+    /// Whether neither a handle nor a block is left.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.num_handles == 0 && self.num_empty_blocks == 0 && self.books.allocation.current() == 0
+    }
+
+    /// Where the block is that an attempt for `request` has just made.
+    pub(crate) fn place(&mut self, node: NodeId, request: &Request) -> Place {
+        let ptr = self.ptr(request.pool, node);
+        (node, ptr, request.stream, self.history.clock())
+    }
+
+    // ---- the caches of threads -----------------------------------------------------------------
+
+    /// Gives the calling thread a cache, if it has none, that may keep blocks of `stream`; adds what
+    /// the cache has counted to the books.
+    pub(crate) fn visit_mine(&mut self, stream: StreamId, slot: StreamSlot, requested: u64) {
+        let id = self.id;
+        let visit = |this: &mut Self| {
+            thread_cache::visit_mine(id, |inner| {
+                this.fold(inner);
+                inner.allow(stream, slot, requested);
+            })
+        };
+        if !visit(self) {
+            let adopted = self.caches.iter().find(|cache| cache.adopt()).cloned();
+            let cache = adopted.unwrap_or_else(|| {
+                let max_entries = self.history.max_entries();
+                let cache = Arc::new(ThreadCache::new(id, max_entries));
+                self.caches.push(Arc::clone(&cache));
+                cache
+            });
+            thread_cache::attach(cache);
+            visit(self);
+        }
+    }
+
+    /// Adds what the calling thread's cache has counted to the books, so that a peak is one of all.
+    pub(crate) fn fold_mine(&mut self) {
+        thread_cache::visit_mine_if_touched(self.id, |inner| self.fold(inner));
+    }
+
+    /// Adds what a cache has counted to the books. What either history says after this comes after
+    /// what the other has said.
+    fn fold(&mut self, inner: &mut Inner) {
+        self.books.fold(&std::mem::take(&mut inner.flow));
+        self.peak_active = self.peak_active.max(self.books.active_bytes.peak());
+        self.stats.num_thread_cache_hits += std::mem::take(&mut inner.hits);
+        self.history.pass(inner.history.clock());
+        inner.history.pass(self.history.clock());
+    }
+
+    /// Runs `f` on every thread's cache.
+    fn visit_all(&mut self, mut f: impl FnMut(&mut Self, &mut Inner)) {
+        let caches = std::mem::take(&mut self.caches);
+        for cache in &caches {
+            cache.with(|inner| f(self, inner));
+        }
+        self.caches = caches;
+    }
+
+    /// Adds what all caches have counted to the books.
+    pub(crate) fn fold_all(&mut self) {
+        self.visit_all(Self::fold);
+    }
+
+    /// Empties all caches into the heap. False if there was nothing in them.
+    pub(crate) fn drain_caches(&mut self) -> bool {
+        let mut entries = Vec::new();
+        self.visit_all(|this, inner| {
+            this.fold(inner);
+            inner.drain_to(0, &mut entries);
+        });
+        for entry in &entries {
+            self.free_entry(entry);
+        }
+        !entries.is_empty()
+    }
+
+    /// Empties all caches, and keeps nothing in them until the next allocation on a stream.
+    pub(crate) fn close_caches(&mut self) {
+        self.visit_all(|_, inner| inner.forbid_all());
+        self.drain_caches();
+    }
+
+    pub(crate) fn set_max_history_entries(&mut self, max_entries: usize) {
+        self.history.set_max_entries(max_entries);
+        self.visit_all(|_, inner| inner.history.set_max_entries(max_entries));
+    }
+
+    /// Frees a small block that found no room in the calling thread's cache. It is kept there all
+    /// the same, and older ones make room, if the cache may keep blocks of its stream.
+    pub(crate) fn free_small(&mut self, entry: Entry, stream: StreamId, stamp: u64) {
+        let mut evicted = Vec::new();
+        let mut is_kept = false;
+        thread_cache::visit_mine(self.id, |inner| {
+            self.fold(inner);
+            inner.make_room(entry.requested, entry.slot, &mut evicted);
+            is_kept = inner.put(entry, stream, stamp) == Put::Kept;
+        });
+        for entry in &evicted {
+            self.free_entry(entry);
+        }
+        // What it has counted by this is added now too: nothing tells the thread of it.
+        thread_cache::visit_mine(self.id, |inner| self.fold(inner));
+        if !is_kept {
+            self.history.pass(stamp);
+            self.free(entry.node);
+        }
+    }
+
+    /// Makes what was in a cache free in the heap too. For the books it already is.
+    fn free_entry(&mut self, entry: &Entry) {
+        let node = self.heap.node_mut(entry.node);
+        self.clocks.stamp(&mut node.stamps);
+        let clocks = &self.clocks;
+        self.heap
+            .give_back(entry.node, |slot, tick| clocks.is_done(slot, tick));
+        self.book_splits(PoolKind::Small);
+    }
+
+    // ---- allocating from the heap ------------------------------------------------------------
 
     fn search(&mut self, request: &Request) -> Option<NodeId> {
         let clocks = &self.clocks;
@@ -144,34 +384,32 @@ impl State {
         let node = self
             .heap
             .find(pool, request.bytes, |s| clocks.covered(s, request.stream))?;
-        self.heap.take(node, request.bytes);
+        let node = self.heap.take(node, request.requested, request.stream);
         self.book_alloc(node, request);
         Some(node)
     }
 
     /// Books a node that was made live for a caller.
     fn book_alloc(&mut self, node: NodeId, request: &Request) {
-        let live = self.heap.node_mut(node);
-        live.requested = request.requested;
-        live.stream = request.stream;
+        let live = self.heap.node(node);
         let (ptr, bytes) = (DevicePtr(live.addr), live.bytes);
         let pool = PoolKind::for_size(bytes);
-        let stats = &mut self.stats;
-        stats.allocation.increase(pool, 1);
-        stats.active.increase(pool, 1);
-        stats.allocated_bytes.increase(pool, bytes);
-        stats.active_bytes.increase(pool, bytes);
-        stats.requested_bytes.increase(pool, request.requested);
-        let stream = self.clocks.stream(request.stream);
+        let books = &mut self.books;
+        books.allocation.increase(pool, 1);
+        books.active.increase(pool, 1);
+        books.allocated_bytes.increase(pool, bytes);
+        books.active_bytes.increase(pool, bytes);
+        books.requested_bytes.increase(pool, request.requested);
+        self.peak_active = self.peak_active.max(books.active_bytes.peak());
         self.history
-            .push(TraceAction::Alloc, ptr, request.requested, stream);
+            .push(TraceAction::Alloc, ptr, request.requested, request.stream);
         self.book_splits(pool);
     }
 
     fn book_splits(&mut self, pool: PoolKind) {
-        let totals = self.heap.totals(pool);
-        self.stats.inactive_split.set(pool, totals.split_nodes);
-        self.stats
+        let totals = self.totals(pool);
+        self.books.inactive_split.set(pool, totals.split_nodes);
+        self.books
             .inactive_split_bytes
             .set(pool, totals.split_bytes);
     }
@@ -179,16 +417,16 @@ impl State {
     /// Books what was obtained from the device or given back to it.
     fn book_totals(&mut self) {
         for pool in POOLS {
-            let totals = self.heap.totals(pool);
+            let totals = self.totals(pool);
             // Spare pages belong to no pool yet; most are large pages.
             let spare = match pool {
                 PoolKind::Small => 0,
-                PoolKind::Large => self.spare_pages.len() as u64 * self.page_bytes.unwrap_or(0),
+                PoolKind::Large => self.spare_bytes(),
             };
-            self.stats
+            self.books
                 .reserved_bytes
                 .set(pool, totals.mapped_bytes + spare);
-            self.stats.segment.set(pool, totals.segments);
+            self.books.segment.set(pool, totals.segments);
             self.book_splits(pool);
         }
     }
@@ -197,21 +435,21 @@ impl State {
 
     /// Takes a block back from its caller.
     pub(crate) fn free(&mut self, id: NodeId) {
-        let node = self.heap.node(id);
-        let (ptr, bytes, requested) = (DevicePtr(node.addr), node.bytes, node.requested);
-        let own = node.stream;
-        let stamps = self.clocks.stamp(own, &node.recorded);
+        let node = self.heap.node_mut(id);
+        let (ptr, bytes, requested) = (DevicePtr(node.addr), node.bytes, node.requested());
+        let own = node.stamps.slot();
+        self.clocks.stamp(&mut node.stamps);
+        let is_done = self.clocks.covered(&node.stamps, own);
         let pool = PoolKind::for_size(bytes);
-        self.stats.allocation.decrease(pool, 1);
-        self.stats.allocated_bytes.decrease(pool, bytes);
-        self.stats.requested_bytes.decrease(pool, requested);
-        let stream = self.clocks.stream(own);
-        self.history
-            .push(TraceAction::FreeRequested, ptr, requested, stream);
-        self.heap.node_mut(id).stamps = stamps;
-        if self.clocks.covered(&self.heap.node(id).stamps, own) {
+        self.books.allocation.decrease(pool, 1);
+        self.books.allocated_bytes.decrease(pool, bytes);
+        self.books.requested_bytes.decrease(pool, requested);
+        if is_done {
+            self.history.push_free(ptr.0, requested, own);
             self.complete_free(id);
         } else {
+            self.history
+                .push(TraceAction::FreeRequested, ptr, requested, own);
             self.heap.node_mut(id).state = NodeState::Pending;
             self.pending.push(id);
         }
@@ -219,21 +457,16 @@ impl State {
 
     fn complete_free(&mut self, id: NodeId) {
         let node = self.heap.node_mut(id);
-        let stamps = std::mem::take(&mut node.stamps);
-        let (ptr, bytes, requested, own) = (
-            DevicePtr(node.addr),
-            node.bytes,
-            node.requested,
-            node.stream,
-        );
-        self.heap.give_back(id, stamps);
+        // The other streams are done with it.
+        node.stamps.forget_others();
+        let bytes = node.bytes;
+        let clocks = &self.clocks;
+        self.heap
+            .give_back(id, |slot, tick| clocks.is_done(slot, tick));
         let pool = PoolKind::for_size(bytes);
-        self.stats.active.decrease(pool, 1);
-        self.stats.active_bytes.decrease(pool, bytes);
+        self.books.active.decrease(pool, 1);
+        self.books.active_bytes.decrease(pool, bytes);
         self.book_splits(pool);
-        let stream = self.clocks.stream(own);
-        self.history
-            .push(TraceAction::FreeCompleted, ptr, requested, stream);
     }
 
     /// Frees pending blocks whose streams are done with them, asking the device first. Does not
@@ -243,7 +476,7 @@ impl State {
         for &id in &self.pending {
             let node = self.heap.node(id);
             for (slot, _) in node.stamps.iter() {
-                if slot != node.stream && !asked.contains(&slot) {
+                if slot != node.stamps.slot() && !asked.contains(&slot) {
                     asked.push(slot);
                 }
             }
@@ -256,14 +489,27 @@ impl State {
         self.sweep_pending();
     }
 
+    /// Asks the device how far each stream is, and frees the pending blocks that they are done with.
+    /// Does not wait.
+    fn poll_streams(&mut self, device: &impl Device) {
+        if self.clocks.poll(device, None).is_err() {
+            self.stats.num_device_errors += 1;
+        }
+        self.on_each(Self::sweep_pending);
+    }
+
     /// Frees pending blocks whose streams are known to be done with them.
     pub(crate) fn sweep_pending(&mut self) {
         let mut at = 0;
         while at < self.pending.len() {
             let id = self.pending[at];
             let node = self.heap.node(id);
-            if self.clocks.covered(&node.stamps, node.stream) {
+            if self.clocks.covered(&node.stamps, node.stamps.slot()) {
                 self.pending.swap_remove(at);
+                let (ptr, requested) = (DevicePtr(node.addr), node.requested());
+                let own = node.stamps.slot();
+                self.history
+                    .push(TraceAction::FreeCompleted, ptr, requested, own);
                 self.complete_free(id);
             } else {
                 at += 1;
@@ -271,335 +517,63 @@ impl State {
         }
     }
 
-    // ---- growing -----------------------------------------------------------------------------
-
-    /// Whether `bytes` more may be obtained under the limit.
-    fn within_limit(&self, bytes: u64) -> bool {
-        let limit = self.limit.unwrap_or(u64::MAX);
-        self.reserved()
-            .checked_add(bytes)
-            .is_some_and(|reserved| reserved <= limit)
+    /// Bytes obtained again since the last `empty_cache`, as far as it had released them.
+    fn refilled(&self) -> u64 {
+        let (released, obtained) = self.last_emptied;
+        released.min(self.books.reserved_bytes.allocated() - obtained)
     }
 
-    fn grow_segments(&mut self, device: &impl Device, request: &Request) -> Result<NodeId, Miss> {
-        let pool = PoolKind::for_size(request.bytes);
-        let usual = match pool {
-            PoolKind::Small => SMALL_SEGMENT_BYTES,
-            PoolKind::Large => LARGE_SEGMENT_BYTES,
-        };
-        let exact = request.bytes.next_multiple_of(SEGMENT_GRANULARITY);
-        // A full device may still have room for a segment just large enough.
-        let mut sizes = vec![usual.max(exact)];
-        if exact < usual {
-            sizes.push(exact);
+    /// Books what a user's `empty_cache` released.
+    pub(crate) fn book_empty_cache(&mut self, released: u64) {
+        let refilled = self.refilled();
+        let stats = &mut self.stats.empty_cache;
+        stats.bytes_refilled += refilled;
+        if released > 0 {
+            stats.num_calls += 1;
+            stats.bytes_released += released;
         }
-        let mut miss = Miss::Full;
-        for bytes in sizes {
-            if !self.within_limit(bytes) {
-                continue;
-            }
-            match device.alloc_segment(bytes) {
-                Ok(ptr) => {
-                    self.stats.num_device_alloc += 1;
-                    let node = self.heap.add_segment(pool, ptr.0, bytes);
-                    let stream = self.clocks.stream(request.stream);
-                    self.history
-                        .push(TraceAction::SegmentAlloc, ptr, bytes, stream);
-                    self.heap.take(node, request.bytes);
-                    self.book_alloc(node, request);
-                    return Ok(node);
-                }
-                Err(error) => miss = error.into(),
-            }
-            if matches!(miss, Miss::Device(_)) {
-                break;
-            }
-        }
-        Err(miss)
-    }
-
-    fn grow_range(
-        &mut self,
-        device: &impl Device,
-        request: &Request,
-        page_bytes: u64,
-    ) -> Result<NodeId, Miss> {
-        let pool = PoolKind::for_size(request.bytes);
-        let growth = match self.plan(request) {
-            Some(growth) => growth,
-            None => {
-                let bytes = self
-                    .total_bytes
-                    .max(request.bytes)
-                    .next_multiple_of(page_bytes);
-                let base = device.reserve_range(bytes)?;
-                self.heap.add_range(pool, base.0, bytes);
-                self.plan(request).ok_or(Miss::Full)?
-            }
-        };
-        let missing: u64 = growth.missing.iter().map(|stretch| stretch.bytes).sum();
-        let spare = self.spare_pages.len() as u64 * page_bytes;
-        if !self.within_limit(missing.saturating_sub(spare)) {
-            return Err(Miss::Full);
-        }
-        // Asking is cheap beside one page (6 us against 230 on an A100), and saves creating pages
-        // up to the brim only to destroy them again. If the device does not say, we find out.
-        if device
-            .memory_info()
-            .is_ok_and(|info| info.free_bytes < missing.saturating_sub(spare))
-        {
-            return Err(Miss::Full);
-        }
-        self.map(device, &growth, page_bytes)?;
-        let stream = self.clocks.stream(request.stream);
-        for stretch in &growth.missing {
-            let ptr = DevicePtr(stretch.addr);
-            self.history
-                .push(TraceAction::SegmentMap, ptr, stretch.bytes, stream);
-        }
-        let node = self.heap.carve(growth.region, growth.addr, request.bytes);
-        self.book_alloc(node, request);
-        Ok(node)
-    }
-
-    fn plan(&self, request: &Request) -> Option<Growth> {
-        let pool = PoolKind::for_size(request.bytes);
-        self.heap.plan_growth(pool, request.bytes, |s| {
-            self.clocks.covered(s, request.stream)
-        })
-    }
-
-    /// Maps the pages a growth misses: all, or none.
-    fn map(&mut self, device: &impl Device, growth: &Growth, page_bytes: u64) -> DeviceResult<()> {
-        let mut fresh = Vec::new();
-        for stretch in &growth.missing {
-            let mut pages = Vec::new();
-            let mut result = self.map_stretch(device, *stretch, page_bytes, &mut pages);
-            let mapped = Stretch {
-                addr: stretch.addr,
-                bytes: pages.len() as u64 * page_bytes,
-            };
-            if mapped.bytes > 0 {
-                fresh.push(self.heap.mark_mapped(growth.region, mapped, pages));
-            }
-            if result.is_ok() {
-                result = device.set_access(DevicePtr(stretch.addr), stretch.bytes);
-            }
-            if let Err(error) = result {
-                for node in fresh {
-                    self.unmap_fresh(device, node, page_bytes);
-                }
-                self.destroy_spare_pages(device);
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    fn map_stretch(
-        &mut self,
-        device: &impl Device,
-        stretch: Stretch,
-        page_bytes: u64,
-        pages: &mut Vec<PageId>,
-    ) -> DeviceResult<()> {
-        let mut addr = stretch.addr;
-        while addr < stretch.addr + stretch.bytes {
-            let page = match self.spare_pages.pop() {
-                Some(page) => page,
-                None => {
-                    let page = device.create_page()?;
-                    self.stats.num_device_alloc += 1;
-                    page
-                }
-            };
-            if let Err(error) = device.map_page(DevicePtr(addr), page) {
-                self.spare_pages.push(page);
-                return Err(error);
-            }
-            pages.push(page);
-            addr += page_bytes;
-        }
-        Ok(())
-    }
-
-    /// Undoes a mapping. What cannot be unmapped is stuck until giving back tries again.
-    fn unmap_fresh(&mut self, device: &impl Device, node: NodeId, page_bytes: u64) {
-        let fresh = self.heap.node(node);
-        let (region, all) = (
-            fresh.region,
-            Stretch {
-                addr: fresh.addr,
-                bytes: fresh.bytes,
-            },
-        );
-        let done = self.unmap_pages(device, node, all, page_bytes);
-        if done < all.bytes {
-            let rest = all.addr + done;
-            let left = self
-                .heap
-                .nodes_of(region)
-                .find(|(_, node)| node.addr == rest);
-            if let Some((node, _)) = left {
-                self.heap.set_stuck(node);
-            }
-        }
-    }
-
-    /// Unmaps pages of a node from the first on, until one cannot be; returns how many bytes were
-    /// unmapped. Their pages become spare.
-    fn unmap_pages(
-        &mut self,
-        device: &impl Device,
-        node: NodeId,
-        stretch: Stretch,
-        page_bytes: u64,
-    ) -> u64 {
-        let region = self.heap.node(node).region;
-        let mut done = 0;
-        while done < stretch.bytes {
-            let addr = stretch.addr + done;
-            let Some(page) = self.heap.page_at(region, addr) else {
-                break;
-            };
-            if device.unmap_page(DevicePtr(addr)).is_err() {
-                self.stats.num_device_errors += 1;
-                break;
-            }
-            self.spare_pages.push(page);
-            done += page_bytes;
-        }
-        if done > 0 {
-            self.heap.mark_unmapped(
-                node,
-                Stretch {
-                    addr: stretch.addr,
-                    bytes: done,
-                },
-            );
-        }
-        done
-    }
-
-    // ---- giving back -------------------------------------------------------------------------
-
-    /// Gives free memory back to the device, as far as all work on it is known to be done. Returns
-    /// how many bytes; the device calls that failed are counted, their memory stays cached.
-    pub(crate) fn release_cached(&mut self, device: &impl Device) -> u64 {
-        if self.clocks.poll(device, None).is_err() {
-            self.stats.num_device_errors += 1;
-        }
-        let before = self.reserved();
-        match self.page_bytes {
-            Some(page_bytes) => self.release_pages(device, page_bytes),
-            None => self.release_segments(device),
-        }
-        self.book_totals();
-        before - self.reserved()
-    }
-
-    fn release_pages(&mut self, device: &impl Device, page_bytes: u64) {
-        for (id, stretch) in self.heap.free_pages() {
-            let node = self.heap.node(id);
-            if !self.clocks.finished(&node.stamps) {
-                continue;
-            }
-            let done = self.unmap_pages(device, id, stretch, page_bytes);
-            if done > 0 {
-                let ptr = DevicePtr(stretch.addr);
-                self.history
-                    .push(TraceAction::SegmentUnmap, ptr, done, StreamId::DEFAULT);
-            }
-        }
-        self.destroy_spare_pages(device);
-    }
-
-    fn destroy_spare_pages(&mut self, device: &impl Device) {
-        for page in std::mem::take(&mut self.spare_pages) {
-            if device.destroy_page(page).is_ok() {
-                self.stats.num_device_free += 1;
-            } else {
-                self.stats.num_device_errors += 1;
-                self.spare_pages.push(page);
-            }
-        }
-    }
-
-    fn release_segments(&mut self, device: &impl Device) {
-        for id in self.heap.free_segments() {
-            let node = self.heap.node(id);
-            if !self.clocks.finished(&node.stamps) {
-                continue;
-            }
-            let (ptr, bytes) = (DevicePtr(node.addr), node.bytes);
-            if device.free_segment(ptr).is_ok() {
-                self.stats.num_device_free += 1;
-                self.heap.remove_segment(id);
-                self.history
-                    .push(TraceAction::SegmentFree, ptr, bytes, StreamId::DEFAULT);
-            } else {
-                self.stats.num_device_errors += 1;
-            }
-        }
-    }
-
-    /// Bytes that giving back could free at best, work in flight apart.
-    pub(crate) fn releasable(&self) -> u64 {
-        let pages: u64 = self
-            .heap
-            .free_pages()
-            .iter()
-            .map(|(_, stretch)| stretch.bytes)
-            .sum();
-        let segments = self.heap.free_segments().into_iter();
-        let segments: u64 = segments.map(|id| self.heap.node(id).bytes).sum();
-        pages + segments + self.spare_pages.len() as u64 * self.page_bytes.unwrap_or(0)
-    }
-
-    /// Gives everything back, live blocks included; what fails is lost with the allocator.
-    pub(crate) fn tear_down(&mut self, device: &impl Device) {
-        // Errors have nobody left to be told to.
-        for event in self.clocks.take_events() {
-            let _ = device.destroy_event(event);
-        }
-        let page_bytes = self.page_bytes.unwrap_or(SEGMENT_GRANULARITY);
-        for (_, region) in self.heap.regions() {
-            match &region.kind {
-                RegionKind::Segment => {
-                    let _ = device.free_segment(DevicePtr(region.base));
-                }
-                RegionKind::Range { pages } => {
-                    for (at, page) in (0..).zip(pages) {
-                        if let Some(page) = page {
-                            let _ = device.unmap_page(DevicePtr(region.base + at * page_bytes));
-                            let _ = device.destroy_page(*page);
-                        }
-                    }
-                    let _ = device.release_range(DevicePtr(region.base), region.bytes);
-                }
-            }
-        }
-        for page in self.spare_pages.drain(..) {
-            let _ = device.destroy_page(page);
-        }
+        self.last_emptied = (released, self.books.reserved_bytes.allocated());
     }
 
     // ---- looking -----------------------------------------------------------------------------
 
+    pub(crate) fn stats(&self) -> MemoryStats {
+        let mut stats = self.books.read(&self.stats);
+        stats.empty_cache.bytes_refilled += self.refilled();
+        stats
+    }
+
+    pub(crate) fn reset_accumulated_stats(&mut self) {
+        self.stats.reset_accumulated();
+        for tally in self.books.tallies_mut() {
+            tally.reset_accumulated();
+        }
+        self.last_emptied = (0, 0);
+    }
+
     pub(crate) fn snapshot(&self, device: u32) -> Snapshot {
         let mut segments = Vec::new();
-        for (id, region) in self.heap.regions() {
+        let heaps = self.pools().map(|(heap, _, _)| heap);
+        let regions = heaps.flat_map(|heap| heap.regions().map(move |region| (heap, region)));
+        for (heap, (id, region)) in regions {
             let mut open: Option<Segment> = None;
-            for (_, node) in self.heap.nodes_of(id) {
+            for (_, node) in heap.nodes_of(id) {
                 let state = match node.state {
                     NodeState::Live => BlockState::ActiveAllocated,
                     NodeState::Pending => BlockState::ActivePendingFree,
-                    NodeState::Free | NodeState::Fresh | NodeState::Stuck => BlockState::Inactive,
-                    NodeState::Unmapped | NodeState::Vacant => {
+                    NodeState::Free | NodeState::Claimed | NodeState::Stuck => BlockState::Inactive,
+                    NodeState::Unmapped | NodeState::Planned | NodeState::Vacant => {
                         segments.extend(open.take());
                         continue;
                     }
                 };
+                let kind = match node.pool {
+                    PoolKind::Small => SegmentKind::Small,
+                    PoolKind::Large => SegmentKind::Large,
+                };
+                if open.as_ref().is_some_and(|segment| segment.kind != kind) {
+                    segments.extend(open.take());
+                }
                 let segment = open.get_or_insert_with(|| Segment {
                     device,
                     address: node.addr,
@@ -608,16 +582,13 @@ impl State {
                     active_bytes: 0,
                     requested_bytes: 0,
                     stream: StreamId::DEFAULT.0,
-                    kind: match region.pool {
-                        PoolKind::Small => SegmentKind::Small,
-                        PoolKind::Large => SegmentKind::Large,
-                    },
-                    is_expandable: matches!(region.kind, RegionKind::Range { .. }),
+                    kind,
+                    is_expandable: matches!(region.kind, RegionKind::Range(_)),
                     blocks: Vec::new(),
                 });
                 let active = state != BlockState::Inactive;
                 segment.total_bytes += node.bytes;
-                segment.requested_bytes += node.requested;
+                segment.requested_bytes += node.requested();
                 segment.active_bytes += if active { node.bytes } else { 0 };
                 if state == BlockState::ActiveAllocated {
                     segment.allocated_bytes += node.bytes;
@@ -625,7 +596,7 @@ impl State {
                 segment.blocks.push(BlockRecord {
                     address: node.addr,
                     bytes: node.bytes,
-                    requested_bytes: node.requested,
+                    requested_bytes: node.requested(),
                     state,
                 });
             }
@@ -633,7 +604,15 @@ impl State {
         }
         segments.sort_by_key(|segment| segment.address);
         let mut device_traces = vec![Vec::new(); device as usize];
-        device_traces.push(self.history.entries().copied().collect());
+        let caches = self.caches.iter();
+        let mut parts: Vec<_> = caches
+            .map(|cache| cache.with(|inner| inner.history.part()))
+            .collect();
+        parts.push(self.history.part());
+        let max_entries = self.history.max_entries();
+        device_traces.push(history::read(parts, max_entries, |slot| {
+            self.clocks.stream(slot)
+        }));
         Snapshot {
             segments,
             device_traces,
@@ -644,49 +623,51 @@ impl State {
     /// Checks the sums; with `walk`, every node as well. Says what is wrong.
     pub(crate) fn check(&self, walk: bool) -> Result<(), String> {
         for pool in POOLS {
-            let totals = self.heap.totals(pool);
-            let by_pool = |stat: &crate::stats::StatByPool| match pool {
-                PoolKind::Small => stat.small_pool.current,
-                PoolKind::Large => stat.large_pool.current,
-            };
-            let active = by_pool(&self.stats.active_bytes);
+            let totals = self.totals(pool);
+            let active = self.books.active_bytes.current_in(pool);
             if active + totals.free_bytes > totals.mapped_bytes {
                 return Err(format!(
                     "{pool} pool: active + free is more than what is mapped"
                 ));
             }
-            if by_pool(&self.stats.inactive_split_bytes) != totals.split_bytes
-                || by_pool(&self.stats.inactive_split) != totals.split_nodes
-                || by_pool(&self.stats.segment) != totals.segments
+            if self.books.inactive_split_bytes.current_in(pool) != totals.split_bytes
+                || self.books.inactive_split.current_in(pool) != totals.split_nodes
+                || self.books.segment.current_in(pool) != totals.segments
             {
                 return Err(format!(
                     "{pool} pool: statistics differ from the heap's totals"
                 ));
             }
         }
-        if self.stats.reserved_bytes.all.current != self.reserved() {
+        if self.books.reserved_bytes.current() != self.reserved() {
             return Err("statistics of reserved bytes differ from the heap's".into());
         }
         if walk { self.check_nodes() } else { Ok(()) }
     }
 
     fn check_nodes(&self) -> Result<(), String> {
-        self.heap.check()?;
+        self.check_pools()?;
         self.clocks.check()?;
         let (mut live, mut pending) = ([0; 2], [0; 2]);
         let (mut requested, mut stuck) = (0, 0);
-        for (region, _) in self.heap.regions() {
-            for (id, node) in self.heap.nodes_of(region) {
+        let mut num_pending = 0;
+        for (heap, in_list, _) in self.pools() {
+            heap.check()?;
+            num_pending += in_list.len() as u64;
+            for (id, node) in heap.regions().flat_map(|(region, _)| heap.nodes_of(region)) {
                 match node.state {
                     NodeState::Live => {
                         live[0] += 1;
                         live[1] += node.bytes;
-                        requested += node.requested;
+                        if node.stamps.iter().any(|(_, tick)| tick > 0) {
+                            return Err(format!("live node {id} is stamped as freed"));
+                        }
+                        requested += node.requested();
                     }
                     NodeState::Pending => {
                         pending[0] += 1;
                         pending[1] += node.bytes;
-                        if !self.pending.contains(&id) {
+                        if !in_list.contains(&id) {
                             return Err(format!("pending node {id} is in no list"));
                         }
                     }
@@ -695,29 +676,22 @@ impl State {
                 }
             }
         }
-        let stats = &self.stats;
-        let counted = [
-            stats.allocation.all.current,
-            stats.allocated_bytes.all.current,
-        ];
-        if counted != live || stats.requested_bytes.all.current != requested {
+        let books = &self.books;
+        let counted = [books.allocation.current(), books.allocated_bytes.current()];
+        if counted != live || books.requested_bytes.current() != requested {
             return Err(format!(
                 "statistics say {counted:?} is live, the nodes say {live:?}"
             ));
         }
-        let active = [stats.active.all.current, stats.active_bytes.all.current];
+        let active = [books.active.current(), books.active_bytes.current()];
         let walked = [live[0] + pending[0], live[1] + pending[1]];
-        if active != walked || pending[0] != self.pending.len() as u64 {
+        if active != walked || pending[0] != num_pending {
             return Err(format!(
                 "statistics say {active:?} is active, the nodes say {walked:?}"
             ));
         }
-        let free: u64 = POOLS
-            .iter()
-            .map(|pool| self.heap.totals(*pool).free_bytes)
-            .sum();
-        let spare = self.spare_pages.len() as u64 * self.page_bytes.unwrap_or(0);
-        if active[1] + free + stuck + spare != self.reserved() {
+        let free: u64 = POOLS.iter().map(|kind| self.totals(*kind).free_bytes).sum();
+        if active[1] + free + stuck + self.spare_bytes() != self.reserved() {
             return Err("active, free, stuck and spare bytes do not add up to reserved".into());
         }
         Ok(())

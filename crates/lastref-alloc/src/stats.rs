@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::ladder::{Rung, RungTotals};
+use crate::thread_cache::Flows;
 
 /// The two pools: blocks up to 128 KiB and all others. They never share a segment or a page, so
 /// that long-lived small blocks do not pin memory that large ones need.
@@ -58,6 +59,15 @@ pub struct Stat {
 }
 
 impl Stat {
+    /// Books the change to a value that is counted elsewhere.
+    pub(crate) fn set(&mut self, value: u64) {
+        if value > self.current {
+            self.increase(value - self.current);
+        } else {
+            self.decrease(self.current - value);
+        }
+    }
+
     fn increase(&mut self, by: u64) {
         self.current += by;
         self.allocated += by;
@@ -82,36 +92,211 @@ pub struct StatByPool {
     pub large_pool: Stat,
 }
 
-impl StatByPool {
-    fn pool_mut(&mut self, pool: PoolKind) -> &mut Stat {
-        match pool {
-            PoolKind::Small => &mut self.small_pool,
-            PoolKind::Large => &mut self.large_pool,
-        }
+/// A number that is being counted: what a [`Stat`] is made of, with less to do for each change.
+#[derive(Clone, Copy, Default, Debug)]
+struct Count {
+    /// Below zero while a thread's cache has counted what was added, and its removal was counted
+    /// here.
+    current: i64,
+    peak: i64,
+    /// `allocated - freed` differs from `current` by what there was at the last reset.
+    allocated: u64,
+    at_reset: i64,
+}
+
+/// Changes of one number since some moment.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Flow {
+    added: u64,
+    removed: u64,
+    /// The most by which it was above what it was at that moment.
+    peak: u64,
+}
+
+impl Flow {
+    #[inline]
+    pub(crate) fn add(&mut self, by: u64) {
+        self.added += by;
+        self.peak = self.peak.max(self.added.saturating_sub(self.removed));
     }
 
+    #[inline]
+    pub(crate) fn remove(&mut self, by: u64) {
+        self.removed += by;
+    }
+}
+
+/// A [`StatByPool`] that is being counted.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Tally {
+    pools: [Count; 2],
+    peak: i64,
+}
+
+/// A number of bytes or blocks with a sign: no device has more of either.
+const fn signed(value: u64) -> i64 {
+    value.cast_signed()
+}
+
+/// A count that is not below zero, as is any when all caches were visited.
+fn unsigned(value: i64) -> u64 {
+    debug_assert!(value >= 0, "a statistic fell below zero");
+    value.cast_unsigned()
+}
+
+impl Tally {
     pub(crate) fn increase(&mut self, pool: PoolKind, by: u64) {
-        self.all.increase(by);
-        self.pool_mut(pool).increase(by);
+        let count = &mut self.pools[pool as usize];
+        count.current += signed(by);
+        count.allocated += by;
+        count.peak = count.peak.max(count.current);
+        self.peak = self.peak.max(self.balance());
     }
 
     pub(crate) fn decrease(&mut self, pool: PoolKind, by: u64) {
-        self.all.decrease(by);
-        self.pool_mut(pool).decrease(by);
+        self.pools[pool as usize].current -= signed(by);
     }
 
     /// Books the change to a value that is counted elsewhere.
     pub(crate) fn set(&mut self, pool: PoolKind, value: u64) {
-        let current = self.pool_mut(pool).current;
-        if value > current {
-            self.increase(pool, value - current);
-        } else if value < current {
-            self.decrease(pool, current - value);
+        let change = signed(value) - self.pools[pool as usize].current;
+        if change > 0 {
+            self.increase(pool, change.unsigned_abs());
+        } else {
+            self.decrease(pool, change.unsigned_abs());
         }
     }
 
-    fn faces(&mut self) -> [&mut Stat; 3] {
-        [&mut self.all, &mut self.small_pool, &mut self.large_pool]
+    /// Adds what was counted elsewhere, after all that was counted here.
+    pub(crate) fn fold(&mut self, pool: PoolKind, flow: Flow) {
+        self.peak = self.peak.max(self.balance() + signed(flow.peak));
+        let count = &mut self.pools[pool as usize];
+        count.peak = count.peak.max(count.current + signed(flow.peak));
+        count.current += signed(flow.added) - signed(flow.removed);
+        count.allocated += flow.added;
+    }
+
+    /// The value as far as it is known: below zero where a cache that was not visited has the rest.
+    pub(crate) const fn balance(&self) -> i64 {
+        self.pools[0].current + self.pools[1].current
+    }
+
+    /// The value now. To be asked when all caches were visited.
+    pub(crate) fn current(&self) -> u64 {
+        unsigned(self.balance())
+    }
+
+    pub(crate) fn current_in(&self, pool: PoolKind) -> u64 {
+        unsigned(self.pools[pool as usize].current)
+    }
+
+    /// The most there was since the last reset.
+    pub(crate) fn peak(&self) -> u64 {
+        unsigned(self.peak)
+    }
+
+    /// The sum of all increases.
+    pub(crate) fn allocated(&self) -> u64 {
+        self.read().all.allocated
+    }
+
+    /// The sum of all decreases.
+    pub(crate) fn freed(&self) -> u64 {
+        self.read().all.freed
+    }
+
+    pub(crate) fn reset_peaks(&mut self) {
+        for count in &mut self.pools {
+            count.peak = count.current;
+        }
+        self.peak = self.balance();
+    }
+
+    pub(crate) fn reset_accumulated(&mut self) {
+        for count in &mut self.pools {
+            (count.allocated, count.at_reset) = (0, count.current);
+        }
+    }
+
+    fn read(&self) -> StatByPool {
+        let [small_pool, large_pool] = self.pools.map(|count| Stat {
+            current: unsigned(count.current),
+            peak: unsigned(count.peak),
+            allocated: count.allocated,
+            freed: unsigned(count.at_reset + signed(count.allocated) - count.current),
+        });
+        let all = Stat {
+            current: small_pool.current + large_pool.current,
+            peak: unsigned(self.peak),
+            allocated: small_pool.allocated + large_pool.allocated,
+            freed: small_pool.freed + large_pool.freed,
+        };
+        StatByPool {
+            all,
+            small_pool,
+            large_pool,
+        }
+    }
+}
+
+/// The families of statistics while they are counted.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Books {
+    pub(crate) allocation: Tally,
+    pub(crate) segment: Tally,
+    pub(crate) active: Tally,
+    pub(crate) inactive_split: Tally,
+    pub(crate) allocated_bytes: Tally,
+    pub(crate) reserved_bytes: Tally,
+    pub(crate) active_bytes: Tally,
+    pub(crate) inactive_split_bytes: Tally,
+    pub(crate) requested_bytes: Tally,
+}
+
+impl Books {
+    pub(crate) fn tallies_mut(&mut self) -> [&mut Tally; 9] {
+        [
+            &mut self.allocation,
+            &mut self.segment,
+            &mut self.active,
+            &mut self.inactive_split,
+            &mut self.allocated_bytes,
+            &mut self.reserved_bytes,
+            &mut self.active_bytes,
+            &mut self.inactive_split_bytes,
+            &mut self.requested_bytes,
+        ]
+    }
+
+    /// Bytes of blocks given back that a stream may still use. The caches of threads have no part in it.
+    pub(crate) fn pending_bytes(&self) -> u64 {
+        unsigned(self.active_bytes.balance() - self.allocated_bytes.balance())
+    }
+
+    /// Adds what a thread's cache counted.
+    pub(crate) fn fold(&mut self, flows: &Flows) {
+        let pool = PoolKind::Small;
+        self.allocation.fold(pool, flows.blocks);
+        self.active.fold(pool, flows.blocks);
+        self.allocated_bytes.fold(pool, flows.bytes);
+        self.active_bytes.fold(pool, flows.bytes);
+        self.requested_bytes.fold(pool, flows.requested);
+    }
+
+    /// `rest` with the families as they are now.
+    pub(crate) fn read(&self, rest: &MemoryStats) -> MemoryStats {
+        MemoryStats {
+            allocation: self.allocation.read(),
+            segment: self.segment.read(),
+            active: self.active.read(),
+            inactive_split: self.inactive_split.read(),
+            allocated_bytes: self.allocated_bytes.read(),
+            reserved_bytes: self.reserved_bytes.read(),
+            active_bytes: self.active_bytes.read(),
+            inactive_split_bytes: self.inactive_split_bytes.read(),
+            requested_bytes: self.requested_bytes.read(),
+            ..rest.clone()
+        }
     }
 }
 
@@ -148,11 +333,36 @@ pub struct MemoryStats {
     pub num_device_alloc: u64,
     /// Device calls that gave memory back.
     pub num_device_free: u64,
+    /// Idle pages of virtual memory that were moved to where memory was needed, instead of creating
+    /// new ones.
+    pub num_pages_moved: u64,
+    /// How often an allocation waited for streams before it moved pages, to keep within the slack.
+    pub num_waits_before_growing: u64,
     /// Device calls that failed where the caller could not be told: in a free, a poll, a clean-up.
     pub num_device_errors: u64,
+    /// Allocations that a thread's own cache served, without the heap and its lock.
+    pub num_thread_cache_hits: u64,
+    /// What calls of `empty_cache` gave back, and how much of it was obtained again.
+    pub empty_cache: EmptyCacheStats,
     /// What each rung of the out-of-memory ladder was asked and gave.
     pub rungs: BTreeMap<Rung, RungTotals>,
 }
+
+/// What calls of [`empty_cache`](crate::CachingAllocator::empty_cache) did, and undid.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct EmptyCacheStats {
+    /// Calls that gave something back.
+    pub num_calls: u64,
+    /// Bytes that they gave back.
+    pub bytes_released: u64,
+    /// Bytes that were obtained from the device again after such a call, at most what the call had
+    /// given back.
+    pub bytes_refilled: u64,
+}
+
+/// Fewer calls of `empty_cache` than this are no habit.
+const MIN_CALLS_FOR_ADVICE: u64 = 3;
 
 impl MemoryStats {
     /// The families with PyTorch's names for them.
@@ -168,20 +378,6 @@ impl MemoryStats {
             ("active_bytes", &self.active_bytes),
             ("inactive_split_bytes", &self.inactive_split_bytes),
             ("requested_bytes", &self.requested_bytes),
-        ]
-    }
-
-    fn families_mut(&mut self) -> [&mut StatByPool; 9] {
-        [
-            &mut self.allocation,
-            &mut self.segment,
-            &mut self.active,
-            &mut self.inactive_split,
-            &mut self.allocated_bytes,
-            &mut self.reserved_bytes,
-            &mut self.active_bytes,
-            &mut self.inactive_split_bytes,
-            &mut self.requested_bytes,
         ]
     }
 
@@ -220,33 +416,74 @@ impl MemoryStats {
             ("num_sync_all_streams", self.num_sync_all_streams),
             ("num_device_alloc", self.num_device_alloc),
             ("num_device_free", self.num_device_free),
+            ("num_pages_moved", self.num_pages_moved),
+            ("num_waits_before_growing", self.num_waits_before_growing),
+            ("num_thread_cache_hits", self.num_thread_cache_hits),
             ("num_device_errors", self.num_device_errors),
+            ("empty_cache_calls", self.empty_cache.num_calls),
+            (
+                "empty_cache_bytes_released",
+                self.empty_cache.bytes_released,
+            ),
+            (
+                "empty_cache_bytes_refilled",
+                self.empty_cache.bytes_refilled,
+            ),
         ];
         keys.extend(scalars.map(|(key, value)| (key.to_owned(), value)));
         keys
     }
 
-    pub(crate) fn reset_peaks(&mut self) {
-        for family in self.families_mut() {
-            for stat in family.faces() {
-                stat.peak = stat.current;
-            }
+    /// What the numbers suggest to change in the program; empty if nothing. Each is one line, such
+    /// as: "`empty_cache` released what the next step re-allocated".
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lastref_alloc::{CachingAllocator, StreamId, sim::{SimDevice, SimOptions}};
+    ///
+    /// let allocator = CachingAllocator::new(SimDevice::new(SimOptions::new(8 << 30))?);
+    /// for _step in 0..3 {
+    ///     drop(allocator.alloc(500 << 20, StreamId::DEFAULT)?);
+    ///     allocator.empty_cache()?;
+    /// }
+    /// let advice = allocator.stats().advice();
+    /// assert!(advice[0].starts_with("empty_cache released what the next step re-allocated"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn advice(&self) -> Vec<String> {
+        let EmptyCacheStats {
+            num_calls,
+            bytes_released,
+            bytes_refilled,
+        } = self.empty_cache;
+        // What the latest call released may still be asked for: it is not held against the rest.
+        let before = bytes_released - bytes_released / num_calls.max(1);
+        let mut advice = Vec::new();
+        if num_calls >= MIN_CALLS_FOR_ADVICE && bytes_refilled >= before / 2 {
+            advice.push(format!(
+                "empty_cache released what the next step re-allocated, {num_calls} times, {} MiB: \
+                 leave the calls out, cached memory goes back by itself before an out-of-memory \
+                 error",
+                bytes_released >> 20
+            ));
         }
+        advice
     }
 
+    /// Sets what is counted beside the families to zero.
     pub(crate) fn reset_accumulated(&mut self) {
-        for family in self.families_mut() {
-            for stat in family.faces() {
-                stat.allocated = 0;
-                stat.freed = 0;
-            }
-        }
         self.num_alloc_retries = 0;
         self.num_ooms = 0;
         self.num_sync_all_streams = 0;
         self.num_device_alloc = 0;
         self.num_device_free = 0;
+        self.num_pages_moved = 0;
+        self.num_waits_before_growing = 0;
+        self.num_thread_cache_hits = 0;
         self.num_device_errors = 0;
+        self.empty_cache = EmptyCacheStats::default();
         self.rungs.clear();
     }
 }
@@ -256,34 +493,73 @@ mod tests {
     use super::*;
 
     #[test]
-    fn set_books_the_difference_and_keeps_the_peak() {
-        let mut stat = StatByPool::default();
-        stat.set(PoolKind::Small, 10);
-        stat.set(PoolKind::Large, 5);
-        stat.set(PoolKind::Small, 4);
-        assert_eq!(
-            stat.all,
-            Stat {
-                current: 9,
-                peak: 15,
-                allocated: 15,
-                freed: 6
+    fn a_tally_reads_back_as_what_was_done() {
+        let mut tally = Tally::default();
+        tally.set(PoolKind::Small, 10);
+        tally.set(PoolKind::Large, 5);
+        tally.set(PoolKind::Small, 4);
+        let stat = |current, peak, allocated, freed| Stat {
+            current,
+            peak,
+            allocated,
+            freed,
+        };
+        assert_eq!(tally.read().all, stat(9, 15, 15, 6));
+        assert_eq!(tally.read().small_pool, stat(4, 10, 10, 6));
+        assert_eq!(tally.read().large_pool, stat(5, 5, 5, 0));
+        tally.reset_peaks();
+        assert_eq!(tally.read().all, stat(9, 9, 15, 6));
+        tally.reset_accumulated();
+        assert_eq!(tally.read().all, stat(9, 9, 0, 0));
+        tally.decrease(PoolKind::Large, 3);
+        tally.increase(PoolKind::Small, 1);
+        assert_eq!(tally.read().all, stat(7, 9, 1, 3));
+        assert_eq!(tally.read().large_pool, stat(2, 5, 0, 3));
+        assert_eq!(tally.freed(), 3);
+    }
+
+    #[test]
+    fn what_is_counted_elsewhere_ends_in_the_same_numbers() {
+        let (mut straight, mut folded) = (Tally::default(), Tally::default());
+        let mut flow = Flow::default();
+        let pool = PoolKind::Small;
+        for tally in [&mut straight, &mut folded] {
+            tally.increase(PoolKind::Large, 100);
+            tally.increase(pool, 50);
+        }
+        for (adds, by) in [(false, 30), (true, 10), (true, 45), (false, 75), (true, 5)] {
+            if adds {
+                straight.increase(pool, by);
+                flow.add(by);
+            } else {
+                straight.decrease(pool, by);
+                flow.remove(by);
             }
-        );
+        }
+        folded.fold(pool, flow);
+        assert_eq!(straight.read(), folded.read());
+        assert_eq!(folded.read().all.peak, 175);
+    }
+
+    #[test]
+    fn a_removal_may_be_counted_before_what_it_removes() {
+        let mut tally = Tally::default();
+        let mut flow = Flow::default();
+        flow.add(10);
+        flow.add(5);
+        tally.decrease(PoolKind::Small, 10);
+        tally.increase(PoolKind::Large, 3);
+        tally.fold(PoolKind::Small, flow);
+        assert_eq!(tally.read().all.current, 8);
         assert_eq!(
-            stat.small_pool,
-            Stat {
-                current: 4,
-                peak: 10,
-                allocated: 10,
-                freed: 6
-            }
+            (tally.read().all.allocated, tally.read().all.freed),
+            (18, 10)
         );
     }
 
     #[test]
     fn every_family_has_all_its_keys() {
         let keys = MemoryStats::default().torch_keys();
-        assert_eq!(keys.len(), 9 * 3 * 4 + 6);
+        assert_eq!(keys.len(), 9 * 3 * 4 + 12);
     }
 }

@@ -26,6 +26,18 @@ fn allocators(capacity: u64) -> Vec<CachingAllocator<SimDevice>> {
         .into()
 }
 
+/// The same, where an allocation does not wait for streams to save memory.
+fn hasty_allocators(capacity: u64) -> Vec<CachingAllocator<SimDevice>> {
+    [Backing::Auto, Backing::Segments]
+        .map(|backing| {
+            let options = AllocatorOptions::new()
+                .with_backing(backing)
+                .with_wait_before_growing(false);
+            CachingAllocator::with_options(device(capacity), &options)
+        })
+        .into()
+}
+
 fn check(allocator: &CachingAllocator<SimDevice>) {
     allocator.check_invariants(CheckLevel::Device).unwrap();
     assert_eq!(
@@ -222,7 +234,7 @@ fn growth_uses_the_free_memory_beside_it() {
 
 #[test]
 fn another_stream_gets_memory_only_after_its_work_is_done() {
-    for allocator in allocators(1 << 30) {
+    for allocator in hasty_allocators(1 << 30) {
         let device = allocator.device().clone();
         let other = device.create_stream(0).unwrap();
         let block = allocator.alloc(64 * MIB, S0).unwrap();
@@ -257,7 +269,7 @@ fn another_stream_gets_memory_only_after_its_work_is_done() {
 
 #[test]
 fn a_recorded_block_is_pending_until_that_stream_is_done() {
-    for allocator in allocators(1 << 30) {
+    for allocator in hasty_allocators(1 << 30) {
         let device = allocator.device().clone();
         let other = device.create_stream(0).unwrap();
         let block = allocator.alloc(64 * MIB, S0).unwrap();
@@ -313,7 +325,7 @@ fn empty_cache_waits_for_pending_work() {
 
 #[test]
 fn a_retired_stream_leaves_its_blocks_valid() {
-    for allocator in allocators(1 << 30) {
+    for allocator in hasty_allocators(1 << 30) {
         let device = allocator.device().clone();
         let gone = device.create_stream(0).unwrap();
         let (held, freed) = (
@@ -556,7 +568,7 @@ fn blocks_may_be_dropped_on_any_thread() {
 
 #[test]
 fn a_merged_block_waits_for_the_later_of_its_frees() {
-    for allocator in allocators(1 << 30) {
+    for allocator in hasty_allocators(1 << 30) {
         let device = allocator.device().clone();
         let other = device.create_stream(0).unwrap();
         let whole = allocator.alloc(64 * MIB, other).unwrap();
@@ -584,7 +596,7 @@ fn a_merged_block_waits_for_the_later_of_its_frees() {
 
 #[test]
 fn the_rest_of_a_split_block_waits_as_the_whole_did() {
-    for allocator in allocators(1 << 30) {
+    for allocator in hasty_allocators(1 << 30) {
         let device = allocator.device().clone();
         let other = device.create_stream(0).unwrap();
         let whole = allocator.alloc(64 * MIB, S0).unwrap();

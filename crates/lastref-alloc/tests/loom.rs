@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lastref_alloc::sim::{SimDevice, SimOptions};
 use lastref_alloc::{
-    AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, ReclaimLevel, ReclaimRequest,
-    Reclaimer, StreamId,
+    AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, ReclaimLevel,
+    ReclaimRequest, Reclaimer, StreamId,
 };
+use lastref_snapshot::TraceAction;
 use loom::thread;
 
 const MIB: u64 = 1 << 20;
@@ -27,6 +28,7 @@ fn allocator(capacity: u64) -> CachingAllocator<SimDevice> {
 fn model(f: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);
+    builder.max_branches = 10_000;
     let interleavings = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&interleavings);
     builder.check(move || {
@@ -104,6 +106,167 @@ fn the_last_handle_may_go_on_any_thread() {
         drop(allocator);
         thread.join().unwrap();
         assert_eq!(device.counters().held_bytes, 0);
+    });
+}
+
+// ---- the caches of threads: blocks of at most 128 KiB -----------------------------------------
+
+/// Allocates and frees twice, so that the calling thread has a cache with a block in it.
+fn cached(allocator: &CachingAllocator<SimDevice>, bytes: u64) {
+    for _ in 0..2 {
+        drop(allocator.alloc(bytes, S0).unwrap());
+    }
+}
+
+#[test]
+fn a_cache_is_emptied_while_its_thread_uses_it() {
+    model(|| {
+        let allocator = allocator(64 * MIB);
+        let other = allocator.clone();
+        let thread = thread::spawn(move || {
+            cached(&other, 1000);
+            let again = other.alloc(1000, S0).unwrap();
+            assert_eq!(again.requested_bytes(), 1000);
+            again
+        });
+        allocator.empty_cache().unwrap();
+        let mine = allocator.alloc(1000, S0).unwrap();
+        let theirs = thread.join().unwrap();
+        assert_ne!(mine.ptr(), theirs.ptr(), "one block, given out twice");
+        assert_eq!(allocator.stats().allocation.all.current, 2);
+        drop((mine, theirs));
+        assert_empty(&allocator);
+    });
+}
+
+#[test]
+fn statistics_are_exact_while_a_cache_is_in_use() {
+    model(|| {
+        let allocator = allocator(64 * MIB);
+        let other = allocator.clone();
+        let thread = thread::spawn(move || {
+            cached(&other, 1000);
+            drop(other.alloc(1000, S0).unwrap());
+        });
+        let stats = allocator.stats().allocation.all;
+        assert!(stats.current <= 1 && stats.allocated <= 3, "{stats:?}");
+        assert_eq!(stats.allocated - stats.freed, stats.current);
+        thread.join().unwrap();
+        let stats = allocator.stats().allocation.all;
+        assert_eq!((stats.allocated, stats.freed, stats.peak), (3, 3, 1));
+        assert_empty(&allocator);
+    });
+}
+
+#[test]
+fn a_small_block_may_be_freed_on_any_thread() {
+    model(|| {
+        let allocator = allocator(64 * MIB);
+        let block = allocator.alloc(1000, S0).unwrap();
+        let other = allocator.clone();
+        let thread = thread::spawn(move || {
+            cached(&other, 1000);
+            drop(block);
+            other.alloc(1000, S0).unwrap()
+        });
+        let mine = allocator.alloc(1000, S0).unwrap();
+        let theirs = thread.join().unwrap();
+        assert_ne!(mine.ptr(), theirs.ptr());
+        drop((mine, theirs));
+        assert_empty(&allocator);
+    });
+}
+
+#[test]
+fn a_thread_that_ends_leaves_its_cache_to_others() {
+    model(|| {
+        let allocator = allocator(64 * MIB);
+        let other = allocator.clone();
+        let first = thread::spawn(move || cached(&other, 1000));
+        let other = allocator.clone();
+        // Begins before or after the first has ended, with or without its cache.
+        let second = thread::spawn(move || cached(&other, 1000));
+        first.join().unwrap();
+        second.join().unwrap();
+        assert_empty(&allocator);
+    });
+}
+
+#[test]
+fn the_last_small_block_and_the_last_handle_go_at_once() {
+    model(|| {
+        let allocator = allocator(64 * MIB);
+        let device = allocator.device().clone();
+        cached(&allocator, 1000);
+        let block = allocator.alloc(1000, S0).unwrap();
+        let other = allocator.clone();
+        let thread = thread::spawn(move || {
+            drop(block);
+            drop(other);
+        });
+        drop(allocator);
+        thread.join().unwrap();
+        assert_eq!(device.counters().held_bytes, 0, "freed, and once");
+    });
+}
+
+#[test]
+fn nothing_is_cached_on_a_stream_that_was_retired() {
+    model(|| {
+        let allocator = allocator(64 * MIB);
+        let stream = allocator.device().create_stream(0).unwrap();
+        for _ in 0..2 {
+            drop(allocator.alloc(1000, stream).unwrap());
+        }
+        let other = allocator.clone();
+        let thread = thread::spawn(move || {
+            // Refused, or served and freed, before the retirement or after it.
+            drop(other.alloc(1000, stream));
+            other.alloc(1000, stream).is_ok()
+        });
+        allocator.retire_stream(stream).unwrap();
+        assert!(allocator.alloc(1000, stream).is_err());
+        thread.join().unwrap();
+        assert_empty(&allocator);
+    });
+}
+
+#[test]
+fn histories_of_two_threads_are_one() {
+    model(|| {
+        let device = SimDevice::new(SimOptions::new(64 * MIB)).unwrap();
+        let options = AllocatorOptions::new()
+            .with_backing(Backing::Segments)
+            .with_history(100);
+        let allocator = CachingAllocator::with_options(device, &options);
+        let block = allocator.alloc(1000, S0).unwrap();
+        let other = allocator.clone();
+        let thread = thread::spawn(move || {
+            cached(&other, 1000);
+            drop(block);
+            drop(other.alloc(1000, S0).unwrap());
+        });
+        cached(&allocator, 1000);
+        thread.join().unwrap();
+        let snapshot = allocator.snapshot();
+        // What happened to one address happened in turn, whichever thread did it.
+        let mut live = std::collections::HashSet::new();
+        let mut freed = 0;
+        for pair in snapshot.device_traces[0].windows(2) {
+            assert!(pair[0].sequence < pair[1].sequence);
+        }
+        for entry in &snapshot.device_traces[0] {
+            match entry.action {
+                TraceAction::Alloc => assert!(live.insert(entry.address), "{entry:?}"),
+                TraceAction::FreeCompleted => {
+                    assert!(live.remove(&entry.address), "{entry:?}");
+                    freed += 1;
+                }
+                _ => {}
+            }
+        }
+        assert_eq!((live.len(), freed), (0, 6));
+        assert_empty(&allocator);
     });
 }
 

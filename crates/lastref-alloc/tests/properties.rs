@@ -1,6 +1,6 @@
 //! Random programs against the allocator, with its invariants checked after every step.
 //!
-//! A program allocates, frees, writes on its own and on foreign streams, announces that with
+//! A program allocates, also from private pools, frees, writes on its own and on foreign streams, announces that with
 //! `record_stream`, changes limits, empties the cache, retires streams, lets time pass and makes
 //! device calls fail. After each step the books are walked and compared with the device's. Every
 //! write carries a value of its own, and a block is read back before it is freed: memory given out
@@ -8,22 +8,31 @@
 #![expect(clippy::unwrap_used, reason = "an error here is a failed test")]
 #![cfg(target_os = "linux")]
 
+use std::cell::Cell;
+
 use lastref_alloc::sim::{Call, Fault, SimDevice, SimOptions};
 use lastref_alloc::{
-    AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, FillValue, StreamId,
+    AllocError, AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, FillValue,
+    MemPool, StreamId,
 };
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 256 * MIB;
 const NUM_STREAMS: usize = 3;
+const NUM_POOLS: usize = 2;
 
 #[derive(Clone, Debug)]
 enum Op {
     Alloc {
         bytes: u64,
         stream: usize,
+        /// From this private pool.
+        pool: Option<usize>,
     },
+    /// A private pool goes, another comes.
+    ReplacePool(usize),
+    EmptyPool(usize),
     Free {
         at: usize,
     },
@@ -53,6 +62,7 @@ enum Op {
 
 fn sizes() -> impl Strategy<Value = u64> {
     prop_oneof![
+        Just(1000_u64),
         0..2048_u64,
         0..300_000_u64,
         1..8 * MIB,
@@ -81,7 +91,10 @@ fn ops() -> impl Strategy<Value = Op> {
         Call::QueryStream,
     ]);
     prop_oneof![
-        12 => (sizes(), stream()).prop_map(|(bytes, stream)| Op::Alloc { bytes, stream }),
+        12 => (sizes(), stream(), prop::option::weighted(0.3, 0..NUM_POOLS))
+            .prop_map(|(bytes, stream, pool)| Op::Alloc { bytes, stream, pool }),
+        1 => (0..NUM_POOLS).prop_map(Op::ReplacePool),
+        1 => (0..NUM_POOLS).prop_map(Op::EmptyPool),
         9 => any::<usize>().prop_map(|at| Op::Free { at }),
         5 => (any::<usize>(), stream()).prop_map(|(at, stream)| Op::WriteOn { at, stream }),
         1 => Just(Op::EmptyCache),
@@ -108,8 +121,10 @@ struct Program {
     device: SimDevice,
     allocator: CachingAllocator<SimDevice>,
     streams: Vec<StreamId>,
+    pools: Vec<MemPool<SimDevice>>,
     held: Vec<Held>,
     next_value: u32,
+    num_checks: Cell<u32>,
 }
 
 impl Program {
@@ -123,10 +138,24 @@ impl Program {
         streams.extend((1..NUM_STREAMS).map(|_| device.create_stream(0).unwrap()));
         Self {
             device,
+            pools: (0..NUM_POOLS).map(|_| allocator.create_pool()).collect(),
             allocator,
             streams,
             held: Vec::new(),
             next_value: 1,
+            num_checks: Cell::new(0),
+        }
+    }
+
+    fn alloc(
+        &self,
+        bytes: u64,
+        stream: StreamId,
+        pool: Option<usize>,
+    ) -> Result<Block<SimDevice>, AllocError> {
+        match pool {
+            Some(pool) => self.pools[pool].alloc(bytes, stream),
+            None => self.allocator.alloc(bytes, stream),
         }
     }
 
@@ -185,9 +214,13 @@ impl Program {
 
     fn run(&mut self, op: &Op) -> Result<(), TestCaseError> {
         match *op {
-            Op::Alloc { bytes, stream } => {
+            Op::Alloc {
+                bytes,
+                stream,
+                pool,
+            } => {
                 let stream = self.streams[stream];
-                if let Ok(block) = self.allocator.alloc(bytes, stream) {
+                if let Ok(block) = self.alloc(bytes, stream, pool) {
                     self.held.push(Held {
                         block,
                         value: 0,
@@ -202,6 +235,10 @@ impl Program {
             }
             Op::WriteOn { at, stream } if !self.held.is_empty() => {
                 self.write(at % self.held.len(), self.streams[stream]);
+            }
+            Op::ReplacePool(pool) => self.pools[pool] = self.allocator.create_pool(),
+            Op::EmptyPool(pool) => {
+                let _ = self.pools[pool].empty_cache();
             }
             Op::EmptyCache => {
                 let _ = self.allocator.empty_cache();
@@ -253,8 +290,12 @@ impl Program {
     }
 
     fn check(&self) -> Result<(), TestCaseError> {
-        let checked = self.allocator.check_invariants(CheckLevel::Structure);
-        prop_assert!(checked.is_ok(), "{}", checked.unwrap_err());
+        // A check empties the caches of threads. They are to be used now and then.
+        self.num_checks.set(self.num_checks.get() + 1);
+        if self.num_checks.get().is_multiple_of(3) {
+            let checked = self.allocator.check_invariants(CheckLevel::Structure);
+            prop_assert!(checked.is_ok(), "{}", checked.unwrap_err());
+        }
         let stats = self.allocator.stats();
         let counters = self.device.counters();
         prop_assert_eq!(stats.reserved_bytes.all.current, counters.held_bytes);
@@ -334,7 +375,16 @@ proptest! {
 /// For a program that is known, every device call fails once, and from then on, in turn.
 #[test]
 fn every_single_failure_leaves_nothing_lost() {
-    let alloc = |bytes, stream| Op::Alloc { bytes, stream };
+    let alloc = |bytes, stream| Op::Alloc {
+        bytes,
+        stream,
+        pool: None,
+    };
+    let in_pool = |bytes, stream| Op::Alloc {
+        bytes,
+        stream,
+        pool: Some(0),
+    };
     let free = |at| Op::Free { at };
     let program = [
         alloc(20 * MIB, 0),
@@ -351,12 +401,24 @@ fn every_single_failure_leaves_nothing_lost() {
         free(3),
         Op::EmptyCache,
         alloc(200 * MIB, 2),
+        free(0),
+        free(0),
+        free(0),
+        in_pool(150 * MIB, 0),
+        free(0),
+        alloc(180 * MIB, 1),
+        free(0),
+        in_pool(1000, 1),
+        in_pool(30 * MIB, 0),
+        free(0),
+        Op::ReplacePool(0),
+        alloc(50 * MIB, 2),
     ];
     let mut fired = 0;
     for backing in [Backing::Auto, Backing::Segments] {
         for always in [false, true] {
             for full in [false, true] {
-                for n in 1..400 {
+                for n in 1..500 {
                     let mut state = Program::new(backing, n);
                     let mut fault = Fault::nth_of_any(n);
                     if full {
@@ -373,9 +435,13 @@ fn every_single_failure_leaves_nothing_lost() {
                             state.device.inject(fault.clone());
                         }
                         match *op {
-                            Op::Alloc { bytes, stream } => {
+                            Op::Alloc {
+                                bytes,
+                                stream,
+                                pool,
+                            } => {
                                 let stream = state.streams[stream];
-                                match state.allocator.alloc(bytes, stream) {
+                                match state.alloc(bytes, stream, pool) {
                                     Ok(block) => {
                                         state.held.push(Held {
                                             block,
@@ -395,6 +461,9 @@ fn every_single_failure_leaves_nothing_lost() {
                                 state.held.swap_remove(at);
                             }
                             Op::EmptyCache => failed |= state.allocator.empty_cache().is_err(),
+                            Op::ReplacePool(pool) => {
+                                state.pools[pool] = state.allocator.create_pool();
+                            }
                             _ => {}
                         }
                         state.check().unwrap();

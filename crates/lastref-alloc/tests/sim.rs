@@ -349,7 +349,7 @@ fn late_events_take_so_many_queries() {
     assert_eq!(steps.count(), 26);
     device.clear_faults();
     device.record_event(event, DEFAULT).unwrap();
-    assert!(device.step());
+    assert!(!device.step(), "an idle stream has nothing to wait for");
     assert!(device.query_event(event).unwrap());
 }
 
@@ -501,6 +501,8 @@ fn work_begins_after_what_the_host_has_seen_done() {
 #[test]
 fn an_unfinished_event_has_no_time() {
     let device = lazy();
+    let ptr = device.alloc_segment(1).unwrap();
+    device.fill(ptr, FillValue::U8(1), 1, DEFAULT).unwrap();
     let event = device.create_event().unwrap();
     device.record_event(event, DEFAULT).unwrap();
     let elapsed = device.elapsed_microseconds(event, event);
@@ -778,4 +780,44 @@ fn a_wait_reaches_across_devices() {
     assert_eq!((here.pending_ops(), there.pending_ops()), (2, 2));
     here.synchronize().unwrap();
     assert_eq!(here.read_bytes(near, 4).unwrap(), [5; 4]);
+}
+
+#[test]
+fn many_pages_at_once_are_as_many_calls_and_fail_where_one_of_them_does() {
+    let device = SimDevice::new(SimOptions::new(64 << 20)).unwrap();
+    let page_bytes = device.properties().page_bytes.unwrap();
+    let range = device.reserve_range(32 * page_bytes).unwrap();
+    let mut pages = Vec::new();
+    device.inject(Fault::nth(Call::CreatePage, 9).out_of_memory());
+    let error = device.create_pages(20, &mut pages).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error}");
+    assert_eq!(pages.len(), 8);
+    device.create_pages(4, &mut pages).unwrap();
+    assert_eq!(device.counters().calls(Call::CreatePage), 13);
+    assert_eq!(device.counters().held_bytes, 12 * page_bytes);
+
+    device.inject(Fault::nth(Call::MapPage, 6));
+    let (done, _) = device.map_pages(range, &pages).unwrap_err();
+    assert_eq!(done, 5);
+    let rest = range.offset(5 * page_bytes);
+    device.map_pages(rest, &pages[5..]).unwrap();
+    device.set_access(range, 12 * page_bytes).unwrap();
+    device
+        .write_bytes(range.offset(12 * page_bytes - 4), &[7; 4])
+        .unwrap();
+
+    device.inject(Fault::nth(Call::UnmapPage, 3));
+    let (done, _) = device.unmap_pages(range, 12).unwrap_err();
+    assert_eq!(done, 2);
+    let rest = range.offset(2 * page_bytes);
+    assert_eq!(
+        device.unmap_pages(rest, 20).unwrap_err().0,
+        10,
+        "no more are mapped"
+    );
+    assert_eq!(device.counters().calls(Call::UnmapPage), 3 + 11);
+    for page in pages {
+        device.destroy_page(page).unwrap();
+    }
+    assert_eq!(device.errors(), Vec::<String>::new());
 }

@@ -241,8 +241,9 @@ fn full_device(screen: &mut Screen<impl Write>) -> Result<(), Failure> {
             let d = Tensor::empty_with([5 * eighth], gpu)?;
         },
         "No piece is large enough, and the driver has too little left. Before anyone sees an \
-         error, cached memory goes back to the driver by itself, and the allocation is tried \
-         again. So calling empty_cache first does not enlarge what this process can allocate."
+         error, the allocator puts its cache to use: it moves pages of it to where they are \
+         needed, or gives memory back to the driver and asks again. So calling empty_cache first \
+         does not enlarge what this process can allocate."
     );
     screen.rungs(&before, &cuda::memory_stats(None)?)?;
     macro_rules! shown {

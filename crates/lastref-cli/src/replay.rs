@@ -13,7 +13,7 @@ use lastref::alloc::replay::{
     smallest,
 };
 use lastref::alloc::sim::{Call, SimDevice, SimOptions};
-use lastref::alloc::{Bytes, CachingAllocator, DeviceError};
+use lastref::alloc::{AllocatorOptions, Bytes, CONF_VARIABLE, CachingAllocator, DeviceError};
 use lastref::sim::Spec;
 use lastref_snapshot::trace::Trace;
 use serde::Serialize;
@@ -115,6 +115,8 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
     } else {
         arguments.trace.display().to_string()
     };
+    let settings = AllocatorOptions::from_env()
+        .map_err(|error| Failure::BadInput(anyhow!("{CONF_VARIABLE}: {error}")))?;
     let trace = read(&arguments.trace)
         .with_context(|| format!("cannot read the trace from {name}"))
         .map_err(Failure::BadInput)?;
@@ -123,9 +125,9 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         .capacity
         .unwrap_or_else(|| DEFAULT_CAPACITY.max(live.saturating_mul(2)));
     let outcome = if arguments.smallest {
-        find_smallest(arguments, &trace)
+        find_smallest(arguments, &settings, &trace)
     } else {
-        replay_once(arguments, &trace, capacity)
+        replay_once(arguments, &settings, &trace, capacity)
     };
     let Outcome {
         report,
@@ -195,12 +197,14 @@ fn read(path: &Path) -> anyhow::Result<Trace> {
 
 fn allocator(
     arguments: &Arguments,
+    settings: &AllocatorOptions,
     capacity: u64,
 ) -> Result<CachingAllocator<SimDevice>, DeviceError> {
     let options = SimOptions::new(capacity)
         .with_virtual_memory(!arguments.segments)
         .with_seed(arguments.seed);
-    Ok(CachingAllocator::new(SimDevice::new(options)?))
+    let device = SimDevice::new(options)?;
+    Ok(CachingAllocator::with_options(device, settings))
 }
 
 /// A replay, and the allocator it ended with.
@@ -212,10 +216,11 @@ struct Outcome {
 
 fn replay_once(
     arguments: &Arguments,
+    settings: &AllocatorOptions,
     trace: &Trace,
     capacity: u64,
 ) -> Result<Outcome, ReplayError> {
-    let allocator = allocator(arguments, capacity)?;
+    let allocator = allocator(arguments, settings, capacity)?;
     let mut bar = Progress::operations("replaying", trace.operations().len() as u64);
     let options = ReplayOptions {
         verify: arguments.verify,
@@ -230,7 +235,11 @@ fn replay_once(
     })
 }
 
-fn find_smallest(arguments: &Arguments, trace: &Trace) -> Result<Outcome, ReplayError> {
+fn find_smallest(
+    arguments: &Arguments,
+    settings: &AllocatorOptions,
+    trace: &Trace,
+) -> Result<Outcome, ReplayError> {
     let mut line = Progress::spinner("searching");
     let mut tries = 0;
     let mut last = None;
@@ -242,7 +251,7 @@ fn find_smallest(arguments: &Arguments, trace: &Trace) -> Result<Outcome, Replay
     let found = smallest(trace, options, |capacity| {
         tries += 1;
         line.say(format!("try {tries}: a device of {}", Bytes(capacity)));
-        let allocator = allocator(arguments, capacity)?;
+        let allocator = allocator(arguments, settings, capacity)?;
         last = Some(allocator.clone());
         Ok(allocator)
     })?;

@@ -19,6 +19,7 @@ fn lastref(arguments: &[&str]) -> Command {
     command
         .args(arguments)
         .env_remove("LASTREF_SIM")
+        .env_remove("LASTREF_ALLOC_CONF")
         .env_remove("NO_COLOR");
     command.env_remove("CLICOLOR_FORCE").stdin(Stdio::null());
     command
@@ -540,12 +541,12 @@ mod demo {
     }
 
     #[test]
-    fn the_ladder_gives_the_cache_back_and_then_the_error_adds_up() {
+    fn the_ladder_puts_the_cache_to_use_and_then_the_error_adds_up() {
         let out = demo(None).out;
         let full = after(&out, "let d = Tensor::empty_with([5 * eighth], gpu)?;");
         assert!(full.contains("d → 5.00 GiB on cuda:0"), "{full}");
         assert!(
-            full.contains("ladder: give cached memory back to the device"),
+            full.contains("ladder: move idle pages to where they are needed, once"),
             "{full}"
         );
         let error = after(&out, "Tensor::empty_with([4 * eighth], gpu)");
@@ -558,10 +559,10 @@ mod demo {
             let mut words = line.split_whitespace().skip(1);
             let number: f64 = words.next().unwrap().parse().unwrap();
             number
-                * if words.next() == Some("GiB") {
-                    1.0
-                } else {
-                    0.0
+                * match words.next() {
+                    Some("GiB") => 1.0,
+                    Some("MiB") => 1.0 / 1024.0,
+                    _ => 0.0,
                 }
         };
         let parts = ["allocated", "pending", "cached", "other", "free"];
@@ -643,4 +644,21 @@ mod demo {
         assert!(with("CLICOLOR_FORCE"));
         assert!(!with("NO_COLOR"));
     }
+}
+
+#[test]
+fn a_replay_runs_under_the_allocators_settings() {
+    let with = |settings: &str| {
+        let trace = testdata("resnet50_train.csv.gz");
+        let mut command = lastref(&["replay", trace.to_str().unwrap()]);
+        command.env("LASTREF_ALLOC_CONF", settings);
+        Done::from(command.output().unwrap())
+    };
+    assert_eq!(with("").status, 0);
+    let refused =
+        "LASTREF_ALLOC_CONF: there is no setting \"nonsense\"; valid are expandable_segments,";
+    with("nonsense:1").refused(refused);
+    let limited = with("memory_limit_mb:0");
+    assert_eq!(limited.status, 1, "{limited:?}");
+    assert!(limited.err.contains("limit"), "{limited:?}");
 }

@@ -52,6 +52,11 @@ fn child() {
                     .collect();
                 assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
             }
+            ("limit", _) => show(
+                "limit",
+                cuda::allocator(None).map(|allocator| allocator.memory_limit()),
+            ),
+            ("change", settings) => show("change", cuda::set_allocator_settings(settings)),
             ("exit", _) => {
                 // Tensors in thread-local variables of the main thread and in a static.
                 static KEPT: std::sync::OnceLock<Tensor> = std::sync::OnceLock::new();
@@ -67,11 +72,21 @@ fn child() {
 /// Runs the steps under `LASTREF_SIM=setting` and gives what they print, and standard error.
 #[track_caller]
 fn run(setting: Option<&str>, steps: &str) -> (String, String) {
+    run_with(setting, None, steps)
+}
+
+/// The same, also under `LASTREF_ALLOC_CONF=conf`.
+#[track_caller]
+fn run_with(setting: Option<&str>, conf: Option<&str>, steps: &str) -> (String, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--ignored", "--exact", "child", "--nocapture"])
         .env("STEPS", steps)
-        .env_remove("LASTREF_SIM");
+        .env_remove("LASTREF_SIM")
+        .env_remove("LASTREF_ALLOC_CONF");
+    if let Some(conf) = conf {
+        command.env("LASTREF_ALLOC_CONF", conf);
+    }
     if let Some(setting) = setting {
         command.env("LASTREF_SIM", setting);
     }
@@ -180,4 +195,43 @@ fn the_program_may_ask_first_or_after_finding_nothing() {
 fn tensors_may_live_to_the_end_of_the_process() {
     let (out, _) = run(Some("1GiB"), "exit");
     assert_eq!(out, "kept = tensor([1., 1., 1.], device='cuda:0')\n");
+}
+
+#[test]
+fn the_allocator_takes_its_settings_from_the_environment_and_from_the_program() {
+    let conf = Some("per_process_memory_fraction:0.5");
+    let steps = "limit change=history_entries:5 limit change=memory_limit_mb:64 limit";
+    let (out, _) = run_with(Some("1GiB"), conf, steps);
+    assert_eq!(
+        out,
+        "limit = Some(536870912)\nchange = ()\nlimit = Some(536870912)\nchange = ()\n\
+         limit = Some(67108864)\n"
+    );
+    let (out, _) = run(
+        Some("1GiB"),
+        "change=expandable_segments:False change=nonsense:1",
+    );
+    assert!(
+        out.contains("cannot change while the allocator is in use"),
+        "{out}"
+    );
+    assert!(
+        out.contains("change: set_allocator_settings=\"nonsense:1\": there is no setting"),
+        "{out}"
+    );
+}
+
+#[test]
+fn allocator_settings_that_cannot_be_read_are_a_clear_error_of_every_call() {
+    let (out, error) = run_with(Some("1GiB"), Some("max_split_size_mb:1"), "look strict");
+    let why = "LASTREF_ALLOC_CONF=\"max_split_size_mb:1\": there is no setting \"max_split_size_mb\" here";
+    assert!(out.contains("is_available = false\n"), "{out}");
+    for call in ["get_device_name", "mem_get_info", "cuda", "stream"] {
+        assert!(out.contains(&format!("{call}: {why}")), "{call}: {out}");
+    }
+    assert!(error.starts_with(&format!("lastref: {why}")), "{error}");
+    assert_eq!(error.lines().count(), 1, "said once: {error}");
+    // Nobody asked for a device: nobody needs the settings.
+    let (out, error) = run_with(None, Some("nonsense"), "look");
+    assert!(out.contains("is_available = false\n") && error.is_empty());
 }

@@ -2,38 +2,43 @@
 //!
 //! ```text
 //!  region (an address range)      one node a stretch, in address order, linked both ways
-//!  ┌───────┬────────┬──────┬────────────┬──────────────────────────────────────────────┐
-//!  │ live  │ free   │ live │ free       │ unmapped                                     │
-//!  └───────┴────────┴──────┴────────────┴──────────────────────────────────────────────┘
-//!              │                 └──────────────┐  free nodes are also in the bin of their size
-//!          bins of the zone ── [.][x][.][.][x][.]
+//!  ┌───────┬────────┬──────┬────────────┬─────────────────────────────────────┬──────┬──────┐
+//!  │ live  │ free   │ live │ free       │ unmapped: a gap                     │ free │ live │
+//!  └───────┴────────┴──────┴────────────┴─────────────────────────────────────┴──────┴──────┘
+//!   large blocks, from the low end on                   small blocks, from the high end down
+//!
+//!  free nodes are in the bin of their size, of their pool ── [.][x][.][.][x][.]
 //! ```
 //!
 //! A **region** is one contiguous address range: a segment, fully backed, or a reserved range of
-//! virtual memory in which pages are mapped as needed. A **zone** is the small or the large pool:
-//! regions never mix the two, so that small blocks do not pin pages that large ones need. Nodes
-//! live outside the memory they describe (it is on a device) in one slab, and a block is named by
-//! its node's index. Splitting and merging touch neighbours only.
+//! virtual memory in which pages are mapped as needed. A **pool** is that of the small or that of
+//! the large blocks. They share no page and no segment, so that small blocks do not pin pages that
+//! large ones need; in a range they grow from opposite ends. Nodes live outside the memory they
+//! describe (it is on a device) in one slab, and a block is named by its node's index. Splitting and
+//! merging touch neighbours only; nothing but the check walks all nodes.
 //!
 //! # Invariants
 //!
 //! 1. The nodes of a region tile it: each starts where the one before ends; none is empty; sizes
 //!    are multiples of [`MIN_BLOCK_BYTES`].
-//! 2. No two neighbours are both free, and no two are both unmapped: merging is immediate. (While
-//!    a growth is under way, freshly mapped nodes are [`State::Fresh`] and not merged.)
-//! 3. A free node is in exactly one bin, the one of its size; no other node is in any.
+//! 2. No two neighbours of one pool are both free, and no two are both unmapped: merging is
+//!    immediate. (While a growth is under way, what it has claimed is not merged.)
+//! 3. A free node is in exactly one bin, the one of its size; an unmapped one is in the list of
+//!    gaps; no other node is in any list.
 //! 4. Unmapped nodes occur only in ranges and start and end on page boundaries; every other node's
-//!    pages are in the range's page table, and no unmapped node's are.
-//! 5. `totals` are the sums over all nodes.
+//!    pages are in the range's page table, and no unmapped node's are. No page holds nodes of both
+//!    pools.
+//! 5. `totals` are the sums over all nodes, and `num_stuck` is the number of stuck ones.
 #![forbid(unsafe_code)]
 
 mod bins;
-
-use smallvec::SmallVec;
+mod grow;
+mod pages;
 
 use self::bins::Bins;
+pub(crate) use self::grow::Growth;
+pub(crate) use self::pages::PageTable;
 use crate::clock::{Stamps, StreamSlot};
-use crate::device::PageId;
 use crate::stats::PoolKind;
 
 /// Requests are rounded up to a multiple of this, as PyTorch does (its `kMinBlockSize`).
@@ -47,6 +52,7 @@ pub(crate) const NIL: NodeId = NodeId::MAX;
 
 /// What a stretch of addresses is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub(crate) enum State {
     /// Held by a caller.
     Live,
@@ -54,8 +60,10 @@ pub(crate) enum State {
     Pending,
     /// In a bin.
     Free,
-    /// Mapped by the growth under way; in no bin yet.
-    Fresh,
+    /// Mapped, and claimed by the growth under way; in no bin.
+    Claimed,
+    /// Without memory, and claimed by the growth under way, which will map it.
+    Planned,
     /// Mapped, but a device call failed half-way: unusable until it can be unmapped.
     Stuck,
     /// No memory behind it.
@@ -66,33 +74,56 @@ pub(crate) enum State {
 
 impl State {
     const fn is_mapped(self) -> bool {
-        !matches!(self, Self::Unmapped | Self::Vacant)
+        !matches!(self, Self::Unmapped | Self::Planned | Self::Vacant)
     }
 }
 
+/// One cache line: a walk through a bin costs one miss a node.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) addr: u64,
     pub(crate) bytes: u64,
-    pub(crate) region: u32,
-    pub(crate) state: State,
     prev: NodeId,
     next: NodeId,
-    bin_prev: NodeId,
-    bin_next: NodeId,
-    /// Of a live or pending node: what the caller asked for.
-    pub(crate) requested: u64,
-    /// Of a live or pending node: the stream it was allocated on.
-    pub(crate) stream: StreamSlot,
-    /// Of a live or pending node: streams it was recorded on beside its own.
-    pub(crate) recorded: SmallVec<[StreamSlot; 2]>,
-    /// Of a free or pending node: the frees it has seen.
+    list_prev: NodeId,
+    list_next: NodeId,
+    /// Of a live or pending node: the streams that use it. Of a free one: the frees it has seen.
     pub(crate) stamps: Stamps,
+    pub(crate) region: u32,
+    /// Of a live or pending node: the bytes that its caller did not ask for. 0 otherwise.
+    rounding: u16,
+    pub(crate) state: State,
+    /// Of a node without memory: of no meaning.
+    pub(crate) pool: PoolKind,
 }
+
+const _: () = assert!(size_of::<Node>() == 64);
 
 impl Node {
     pub(crate) const fn end(&self) -> u64 {
         self.addr + self.bytes
+    }
+
+    /// Of a live or pending node: what its caller asked for. 0 otherwise.
+    pub(crate) const fn requested(&self) -> u64 {
+        match self.state {
+            State::Live | State::Pending => self.bytes - self.rounding as u64,
+            _ => 0,
+        }
+    }
+
+    const fn is_free_in(&self, pool: PoolKind) -> bool {
+        matches!(self.state, State::Free) && self.pool as u8 == pool as u8
+    }
+}
+
+impl PoolKind {
+    /// A measure of how far an address is from the pool's end of a range.
+    const fn distance(self, addr: u64) -> u64 {
+        match self {
+            Self::Small => u64::MAX - addr,
+            Self::Large => addr,
+        }
     }
 }
 
@@ -101,18 +132,14 @@ impl Node {
 pub(crate) enum RegionKind {
     /// One call for all of it.
     Segment,
-    /// Page by page; the table holds the page mapped at each page-sized step from the base.
-    Range {
-        /// Index: page number in the range. Shorter than the range: the rest is unmapped.
-        pages: Vec<Option<PageId>>,
-    },
+    /// Page by page.
+    Range(PageTable),
 }
 
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) base: u64,
     pub(crate) bytes: u64,
-    pub(crate) pool: PoolKind,
     pub(crate) kind: RegionKind,
     first: NodeId,
 }
@@ -122,7 +149,7 @@ pub(crate) struct Region {
 pub(crate) struct Totals {
     /// Bytes with memory behind them.
     pub(crate) mapped_bytes: u64,
-    /// Segments, counting each contiguous mapped stretch of a range as one.
+    /// Segments, counting each contiguous mapped stretch of one pool in a range as one.
     pub(crate) segments: u64,
     /// Bytes in free nodes.
     pub(crate) free_bytes: u64,
@@ -132,17 +159,19 @@ pub(crate) struct Totals {
     pub(crate) split_bytes: u64,
 }
 
+impl Totals {
+    pub(crate) const fn add(&mut self, other: &Self) {
+        self.mapped_bytes += other.mapped_bytes;
+        self.segments += other.segments;
+        self.free_bytes += other.free_bytes;
+        self.split_nodes += other.split_nodes;
+        self.split_bytes += other.split_bytes;
+    }
+}
+
 struct Zone {
     bins: Bins,
     totals: Totals,
-}
-
-/// Where a growth puts the new block, and which pages that takes.
-#[derive(Clone, Debug)]
-pub(crate) struct Growth {
-    pub(crate) region: u32,
-    pub(crate) addr: u64,
-    pub(crate) missing: SmallVec<[Stretch; 4]>,
 }
 
 /// A stretch of addresses of one region.
@@ -158,12 +187,17 @@ pub(crate) struct Heap {
     vacant: Vec<NodeId>,
     regions: Vec<Option<Region>>,
     zones: [Zone; 2],
+    /// The first gap.
+    gaps: NodeId,
+    num_stuck: usize,
     page_bytes: u64,
+    /// Whether regions are ranges. Otherwise they are segments.
+    is_virtual: bool,
 }
 
 impl Heap {
-    /// `page_bytes` is the size of a page of virtual memory; any value where there is none.
-    pub(crate) fn new(page_bytes: u64) -> Self {
+    /// A heap of ranges with pages of `page_bytes` bytes, a power of two, or of segments.
+    pub(crate) fn new(page_bytes: Option<u64>) -> Self {
         let zone = || Zone {
             bins: Bins::new(),
             totals: Totals::default(),
@@ -173,7 +207,10 @@ impl Heap {
             vacant: Vec::new(),
             regions: Vec::new(),
             zones: [zone(), zone()],
-            page_bytes,
+            gaps: NIL,
+            num_stuck: 0,
+            page_bytes: page_bytes.unwrap_or(MIN_BLOCK_BYTES),
+            is_virtual: page_bytes.is_some(),
         }
     }
 
@@ -195,10 +232,12 @@ impl Heap {
             .expect("region ids come from nodes and live as long")
     }
 
-    fn region_mut(&mut self, region: u32) -> &mut Region {
-        self.regions[region as usize]
-            .as_mut()
-            .expect("region ids come from nodes and live as long")
+    fn table(&mut self, region: u32) -> (u64, &mut PageTable) {
+        let region = self.regions[region as usize].as_mut();
+        match region.map(|region| (region.base, &mut region.kind)) {
+            Some((base, RegionKind::Range(pages))) => (base, pages),
+            _ => unreachable!("only ranges are mapped and unmapped, and they stay"),
+        }
     }
 
     pub(crate) fn regions(&self) -> impl Iterator<Item = (u32, &Region)> {
@@ -209,25 +248,22 @@ impl Heap {
 
     /// The nodes of a region in address order.
     pub(crate) fn nodes_of(&self, region: u32) -> impl Iterator<Item = (NodeId, &Node)> {
-        let mut next = self.region(region).first;
+        self.nodes_from(self.region(region).first)
+    }
+
+    /// A node and those after it in its region.
+    fn nodes_from(&self, first: NodeId) -> impl Iterator<Item = (NodeId, &Node)> {
+        let mut next = first;
         std::iter::from_fn(move || {
             let node = self.nodes.get(next as usize)?;
             Some((std::mem::replace(&mut next, node.next), node))
         })
     }
 
-    pub(crate) fn pool_of(&self, node: NodeId) -> PoolKind {
-        self.region(self.node(node).region).pool
-    }
-
-    fn is_range(&self, region: u32) -> bool {
-        matches!(self.region(region).kind, RegionKind::Range { .. })
-    }
-
     // ---- finding, taking and giving back ---------------------------------------------------
 
     /// The best usable free node of at least `bytes` bytes: of the first bin that has one, the
-    /// smallest among the first [`MAX_SCAN`], the lowest address among equals.
+    /// smallest among the first [`MAX_SCAN`], among equals the one nearest to the pool's end.
     pub(crate) fn find(
         &self,
         pool: PoolKind,
@@ -243,13 +279,13 @@ impl Heap {
             while id != NIL && scanned < MAX_SCAN {
                 let node = self.node(id);
                 if node.bytes >= bytes && usable(&node.stamps) {
-                    let candidate = (node.bytes, node.addr, id);
+                    let candidate = (node.bytes, pool.distance(node.addr), id);
                     best = Some(best.map_or(candidate, |best| best.min(candidate)));
                     scanned += 1;
                 } else if node.bytes < bytes {
                     scanned += 1;
                 }
-                id = node.bin_next;
+                id = node.list_next;
             }
             if let Some((_, _, id)) = best {
                 return Some(id);
@@ -265,58 +301,156 @@ impl Heap {
         let Some(bin) = bins.last_occupied() else {
             return 0;
         };
-        self.bin_nodes(pool, bin)
+        self.list(bins.head(bin))
             .map(|id| self.node(id).bytes)
             .max()
             .unwrap_or(0)
     }
 
-    fn bin_nodes(&self, pool: PoolKind, bin: usize) -> impl Iterator<Item = NodeId> {
-        let mut next = self.zones[pool as usize].bins.head(bin);
+    /// The nodes of a bin or of the list of gaps, from its head on.
+    fn list(&self, head: NodeId) -> impl Iterator<Item = NodeId> {
+        let mut next = head;
         std::iter::from_fn(move || {
             let node = self.nodes.get(next as usize)?;
-            Some(std::mem::replace(&mut next, node.bin_next))
+            Some(std::mem::replace(&mut next, node.list_next))
         })
     }
 
-    /// Makes a free node live, giving back what it has over `bytes`.
-    pub(crate) fn take(&mut self, node: NodeId, bytes: u64) {
-        self.unlink_free(node);
-        self.node_mut(node).state = State::Live;
-        if self.node(node).bytes > bytes {
-            let rest = self.split(node, bytes);
-            self.node_mut(rest).state = State::Free;
-            self.link_free(rest);
-        }
-        self.node_mut(node).stamps = Stamps::default();
-    }
-
-    /// Makes a live or pending node free, merged with its free neighbours.
-    pub(crate) fn give_back(&mut self, node: NodeId, stamps: Stamps) {
-        let freed = self.node_mut(node);
-        freed.recorded.clear();
-        freed.requested = 0;
-        freed.stamps = stamps;
-        self.free_and_merge(node);
-    }
-
-    fn free_and_merge(&mut self, node: NodeId) -> NodeId {
-        self.node_mut(node).state = State::Free;
-        let next = self.node(node).next;
-        if next != NIL && self.node(next).state == State::Free {
-            self.unlink_free(next);
-            self.absorb_next(node);
-        }
-        let prev = self.node(node).prev;
-        let merged = if prev != NIL && self.node(prev).state == State::Free {
-            self.unlink_free(prev);
-            self.absorb_next(prev);
-            prev
+    /// Makes a part of a free node live for `stream`: of the `requested` bytes, rounded up, at the
+    /// pool's end of the range. What the node has beside it stays free. Returns the live node.
+    pub(crate) fn take(&mut self, node: NodeId, requested: u64, stream: StreamSlot) -> NodeId {
+        let bytes = requested.next_multiple_of(MIN_BLOCK_BYTES);
+        let free = self.node(node);
+        let taken = if free.bytes > bytes {
+            self.cut_off(node, bytes)
         } else {
+            self.unlink_free(node);
             node
         };
-        self.link_free(merged);
-        merged
+        self.hand_out(taken, requested, stream);
+        taken
+    }
+
+    /// Cuts `bytes` bytes off a free node, at the pool's end: a new node, in no list. The free one
+    /// keeps its identity, and mostly its place in its bin.
+    fn cut_off(&mut self, id: NodeId, bytes: u64) -> NodeId {
+        let Node {
+            addr,
+            bytes: all,
+            prev,
+            next,
+            region,
+            pool,
+            ..
+        } = *self.node(id);
+        let old_bin = self.begin_resize(id);
+        let is_first = matches!(pool, PoolKind::Large);
+        let new = self.new_node(Node {
+            addr: if is_first { addr } else { addr + all - bytes },
+            bytes,
+            prev: if is_first { prev } else { id },
+            next: if is_first { id } else { next },
+            list_prev: NIL,
+            list_next: NIL,
+            stamps: Stamps::default(),
+            region,
+            rounding: 0,
+            state: State::Live,
+            pool,
+        });
+        if is_first {
+            let rest = self.node_mut(id);
+            rest.prev = new;
+            rest.addr += bytes;
+            self.set_next(prev, region, new);
+        } else {
+            self.node_mut(id).next = new;
+            if next != NIL {
+                self.node_mut(next).prev = new;
+            }
+        }
+        self.node_mut(id).bytes -= bytes;
+        self.end_resize(id, old_bin);
+        new
+    }
+
+    /// Sets what comes after `prev`, or first in the region.
+    fn set_next(&mut self, prev: NodeId, region: u32, next: NodeId) {
+        if prev != NIL {
+            self.node_mut(prev).next = next;
+        } else if let Some(region) = &mut self.regions[region as usize] {
+            region.first = next;
+        }
+    }
+
+    /// Takes a free node, whose borders are about to move, out of the books. Its bin stays.
+    fn begin_resize(&mut self, id: NodeId) -> usize {
+        self.book_out(id);
+        bins::bin_of(self.node(id).bytes)
+    }
+
+    /// Books a free node again, in another bin if it left that of its old size.
+    fn end_resize(&mut self, id: NodeId, old_bin: usize) {
+        if bins::bin_of(self.node(id).bytes) != old_bin {
+            self.leave_bin(id, old_bin);
+            self.enter_bin(id);
+        }
+        self.book_in(id);
+    }
+
+    /// Makes a node of the right size, in no list, live.
+    fn hand_out(&mut self, node: NodeId, requested: u64, stream: StreamSlot) {
+        let node = self.node_mut(node);
+        node.state = State::Live;
+        node.stamps = Stamps::held(stream);
+        node.rounding = u16::try_from(node.bytes - requested).expect("blocks are rounded to 512");
+    }
+
+    /// Makes a live or pending node free, merged with its free neighbours. Of their stamps those
+    /// that are `finished` are forgotten where there are others.
+    pub(crate) fn give_back(&mut self, node: NodeId, finished: impl Fn(StreamSlot, u64) -> bool) {
+        self.node_mut(node).rounding = 0;
+        self.free_and_merge(node, finished);
+    }
+
+    fn free_and_merge(&mut self, node: NodeId, finished: impl Fn(StreamSlot, u64) -> bool) {
+        let freed = self.node_mut(node);
+        freed.state = State::Free;
+        let Node {
+            pool,
+            prev,
+            next,
+            region,
+            addr,
+            bytes,
+            ..
+        } = *freed;
+        let is_free = |id: NodeId| id != NIL && self.node(id).is_free_in(pool);
+        // A free neighbour keeps its identity, and mostly its place in its bin.
+        match (is_free(prev), is_free(next)) {
+            (false, false) => self.link_free(node),
+            (false, true) => {
+                let old_bin = self.begin_resize(next);
+                let stamps = std::mem::take(&mut self.node_mut(node).stamps);
+                let grown = self.node_mut(next);
+                grown.prev = prev;
+                grown.addr = addr;
+                grown.bytes += bytes;
+                grown.stamps.merge(&stamps, &finished);
+                self.set_next(prev, region, next);
+                self.remove_node(node);
+                self.end_resize(next, old_bin);
+            }
+            (true, next_too) => {
+                if next_too {
+                    self.unlink_free(next);
+                    self.absorb_next(node, &finished);
+                }
+                let old_bin = self.begin_resize(prev);
+                self.absorb_next(prev, &finished);
+                self.end_resize(prev, old_bin);
+            }
+        }
     }
 
     // ---- segments --------------------------------------------------------------------------
@@ -345,8 +479,13 @@ impl Heap {
     /// Forgets a segment that is one free node.
     pub(crate) fn remove_segment(&mut self, node: NodeId) {
         self.unlink_free(node);
-        let Node { region, bytes, .. } = *self.node(node);
-        let totals = &mut self.zones[self.region(region).pool as usize].totals;
+        let Node {
+            region,
+            bytes,
+            pool,
+            ..
+        } = *self.node(node);
+        let totals = &mut self.zones[pool as usize].totals;
         totals.mapped_bytes -= bytes;
         totals.segments -= 1;
         self.remove_node(node);
@@ -373,298 +512,52 @@ impl Heap {
         let node = self.new_node(Node {
             addr: base,
             bytes,
-            region,
-            state,
             prev: NIL,
             next: NIL,
-            bin_prev: NIL,
-            bin_next: NIL,
-            requested: 0,
-            stream: StreamSlot::DEFAULT,
-            recorded: SmallVec::new(),
+            list_prev: NIL,
+            list_next: NIL,
             stamps: Stamps::default(),
+            region,
+            rounding: 0,
+            state,
+            pool,
         });
         self.regions[slot] = Some(Region {
             base,
             bytes,
-            pool,
             kind,
             first: node,
         });
         node
     }
 
-    // ---- ranges of virtual memory ----------------------------------------------------------
-
-    /// Adds a reserved range as one unmapped node.
-    pub(crate) fn add_range(&mut self, pool: PoolKind, addr: u64, bytes: u64) {
-        let kind = RegionKind::Range { pages: Vec::new() };
-        self.add_region(pool, addr, bytes, kind, State::Unmapped);
-    }
-
-    /// Where to put `bytes` bytes that fit in no free node: the place inside the reserved ranges
-    /// that needs the fewest new pages, then the one at the lowest address. Free neighbours that
-    /// are usable are made part of it. `None` if no range has room.
-    pub(crate) fn plan_growth(
-        &self,
-        pool: PoolKind,
-        bytes: u64,
-        usable: impl Fn(&Stamps) -> bool,
-    ) -> Option<Growth> {
-        let mut best: Option<(u64, u64, u32)> = None;
-        for (id, region) in self.regions() {
-            if region.pool != pool || matches!(region.kind, RegionKind::Segment) {
-                continue;
-            }
-            // Runs of nodes that a block could lie across.
-            let mut run: Vec<&Node> = Vec::new();
-            let mut judge = |run: &mut Vec<&Node>| {
-                if run.iter().any(|node| node.state == State::Unmapped) {
-                    for (new_bytes, addr) in self.placements(run, bytes) {
-                        let candidate = (new_bytes, addr, id);
-                        best = Some(best.map_or(candidate, |best| best.min(candidate)));
-                    }
-                }
-                run.clear();
-            };
-            for (_, node) in self.nodes_of(id) {
-                match node.state {
-                    State::Unmapped => run.push(node),
-                    State::Free if usable(&node.stamps) => run.push(node),
-                    _ => judge(&mut run),
-                }
-            }
-            judge(&mut run);
-        }
-        let (_, addr, region) = best?;
-        let covered = self.nodes_of(region).map(|(_, node)| node);
-        let missing = covered
-            .filter(|node| node.state == State::Unmapped)
-            .map(|node| self.missing_in(node, addr, bytes))
-            .filter(|stretch| stretch.bytes > 0)
-            .collect();
-        Some(Growth {
-            region,
-            addr,
-            missing,
-        })
-    }
-
-    /// Places in a run where `bytes` bytes fit, with the bytes of pages each would add: flush with
-    /// the start of a node, or with the end of one.
-    fn placements(&self, run: &[&Node], bytes: u64) -> Vec<(u64, u64)> {
-        let (Some(first), Some(last)) = (run.first(), run.last()) else {
-            return Vec::new();
-        };
-        let (start, end) = (first.addr, last.end());
-        let starts = run.iter().map(|node| node.addr);
-        let ends = run.iter().filter_map(|node| node.end().checked_sub(bytes));
-        let mut addrs: Vec<u64> = starts.chain(ends).collect();
-        addrs.retain(|addr| *addr >= start && addr.checked_add(bytes).is_some_and(|e| e <= end));
-        addrs
-            .into_iter()
-            .map(|addr| {
-                let unmapped = run.iter().filter(|node| node.state == State::Unmapped);
-                let new = unmapped
-                    .map(|node| self.missing_in(node, addr, bytes).bytes)
-                    .sum();
-                (new, addr)
-            })
-            .collect()
-    }
-
-    /// The pages of an unmapped node that a block of `bytes` bytes at `addr` needs.
-    fn missing_in(&self, node: &Node, addr: u64, bytes: u64) -> Stretch {
-        let start = addr.max(node.addr);
-        let end = (addr + bytes).min(node.end());
-        if start >= end {
-            return Stretch {
-                addr: start,
-                bytes: 0,
-            };
-        }
-        // Pages count from the base of the region, which is page-aligned, as the node is.
-        let down = start - (start - node.addr) % self.page_bytes;
-        let up = node.addr + (end - node.addr).next_multiple_of(self.page_bytes);
-        Stretch {
-            addr: down,
-            bytes: up - down,
-        }
-    }
-
-    /// Notes that pages now lie behind a stretch inside an unmapped node. The node made of it is
-    /// [`State::Fresh`] until the growth ends.
-    pub(crate) fn mark_mapped(
-        &mut self,
-        region: u32,
-        stretch: Stretch,
-        pages: impl IntoIterator<Item = PageId>,
-    ) -> NodeId {
-        let found = self
-            .nodes_of(region)
-            .find(|(_, node)| node.addr <= stretch.addr && stretch.addr < node.end());
-        let (mut node, _) = found.expect("growth was planned in this region");
-        debug_assert_eq!(self.node(node).state, State::Unmapped);
-        if self.node(node).addr < stretch.addr {
-            let head = stretch.addr - self.node(node).addr;
-            node = self.split(node, head);
-        }
-        if self.node(node).bytes > stretch.bytes {
-            self.split(node, stretch.bytes);
-        }
-        let page_bytes = self.page_bytes;
-        let entry = self.region_mut(region);
-        let first_page = page_number(stretch.addr - entry.base, page_bytes);
-        let RegionKind::Range { pages: table } = &mut entry.kind else {
-            unreachable!("only ranges are mapped")
-        };
-        for (at, page) in (first_page..).zip(pages) {
-            if table.len() <= at {
-                table.resize(at + 1, None);
-            }
-            debug_assert!(table[at].is_none());
-            table[at] = Some(page);
-        }
-        self.count_mapped(node, true);
-        self.node_mut(node).state = State::Fresh;
-        node
-    }
-
-    /// Notes that no page lies behind a free, fresh or stuck node's pages from `stretch` on any
-    /// more. What the node has beside them stays free (or stuck).
-    pub(crate) fn mark_unmapped(&mut self, node: NodeId, stretch: Stretch) {
-        let state = self.node(node).state;
-        if state == State::Free {
-            self.unlink_free(node);
-        }
-        let mut middle = node;
-        if self.node(node).addr < stretch.addr {
-            middle = self.split(node, stretch.addr - self.node(node).addr);
-            if state == State::Free {
-                self.link_free(node);
-            }
-        }
-        if self.node(middle).bytes > stretch.bytes {
-            let tail = self.split(middle, stretch.bytes);
-            self.node_mut(tail).state = state;
-            if state == State::Free {
-                self.link_free(tail);
-            }
-        }
-        let page_bytes = self.page_bytes;
-        let region = self.node(middle).region;
-        let entry = self.region_mut(region);
-        let first_page = page_number(stretch.addr - entry.base, page_bytes);
-        let count = page_number(stretch.bytes, page_bytes);
-        let RegionKind::Range { pages } = &mut entry.kind else {
-            unreachable!("only ranges are unmapped")
-        };
-        for page in &mut pages[first_page..first_page + count] {
-            *page = None;
-        }
-        self.count_mapped(middle, false);
-        let unmapped = self.node_mut(middle);
-        unmapped.state = State::Unmapped;
-        unmapped.stamps = Stamps::default();
-        let next = self.node(middle).next;
-        if next != NIL && self.node(next).state == State::Unmapped {
-            self.absorb_next(middle);
-        }
-        let prev = self.node(middle).prev;
-        if prev != NIL && self.node(prev).state == State::Unmapped {
-            self.absorb_next(prev);
-        }
-    }
-
-    /// The page mapped at `addr`.
-    pub(crate) fn page_at(&self, region: u32, addr: u64) -> Option<PageId> {
-        let region = self.region(region);
-        match &region.kind {
-            RegionKind::Segment => None,
-            RegionKind::Range { pages } => {
-                *pages.get(page_number(addr - region.base, self.page_bytes))?
-            }
-        }
-    }
-
-    /// Ends a growth: the fresh and free nodes that cover `bytes` bytes at `addr` become one live
-    /// node; what they have beside it becomes free.
-    pub(crate) fn carve(&mut self, region: u32, addr: u64, bytes: u64) -> NodeId {
-        let found = self
-            .nodes_of(region)
-            .find(|(_, node)| node.addr <= addr && addr < node.end());
-        let (mut node, _) = found.expect("growth was planned in this region");
-        if self.node(node).state == State::Free {
-            self.unlink_free(node);
-        }
-        if self.node(node).addr < addr {
-            let head = node;
-            node = self.split(head, addr - self.node(head).addr);
-            self.free_and_merge(head);
-        }
-        self.node_mut(node).state = State::Live;
-        while self.node(node).bytes < bytes {
-            let next = self.node(node).next;
-            debug_assert!(matches!(self.node(next).state, State::Free | State::Fresh));
-            if self.node(next).state == State::Free {
-                self.unlink_free(next);
-            }
-            self.absorb_next(node);
-        }
-        if self.node(node).bytes > bytes {
-            let tail = self.split(node, bytes);
-            self.free_and_merge(tail);
-        }
-        self.node_mut(node).stamps = Stamps::default();
-        node
-    }
-
-    /// Makes a fresh node of a failed growth stuck.
-    pub(crate) fn set_stuck(&mut self, node: NodeId) {
-        debug_assert_eq!(self.node(node).state, State::Fresh);
-        self.node_mut(node).state = State::Stuck;
-    }
-
-    /// Whole pages inside free nodes, and stuck ones: what could be unmapped.
-    pub(crate) fn free_pages(&self) -> Vec<(NodeId, Stretch)> {
-        let mut found = Vec::new();
-        for (id, _) in self.regions().filter(|(id, _)| self.is_range(*id)) {
-            let nodes = self.nodes_of(id);
-            found.extend(nodes.filter_map(|(id, node)| match node.state {
-                State::Stuck => Some((
-                    id,
-                    Stretch {
-                        addr: node.addr,
-                        bytes: node.bytes,
-                    },
-                )),
-                State::Free => {
-                    let pages = self.whole_pages(node);
-                    (pages.bytes > 0).then_some((id, pages))
-                }
-                _ => None,
-            }));
-        }
-        found
-    }
+    // ---- pages -----------------------------------------------------------------------------
 
     /// The whole pages inside a node of a range.
     fn whole_pages(&self, node: &Node) -> Stretch {
-        let base = self.region(node.region).base;
-        let start = base + (node.addr - base).next_multiple_of(self.page_bytes);
-        let end = node.end() - (node.end() - base) % self.page_bytes;
+        // Ranges begin on a page boundary, counted from address 0.
+        let mask = self.page_bytes - 1;
+        let addr = (node.addr + mask) & !mask;
+        let end = node.end() & !mask;
         Stretch {
-            addr: start,
-            bytes: end.saturating_sub(start),
+            addr,
+            bytes: end.saturating_sub(addr),
         }
+    }
+
+    /// Bytes of a free node that cannot go back to the device.
+    fn split_bytes(&self, node: &Node) -> u64 {
+        node.bytes - self.releasable(node)
     }
 
     /// Bytes of a free node that could go back to the device.
     pub(crate) fn releasable(&self, node: &Node) -> u64 {
-        match self.region(node.region).kind {
-            RegionKind::Range { .. } => self.whole_pages(node).bytes,
-            RegionKind::Segment if node.bytes == self.region(node.region).bytes => node.bytes,
-            RegionKind::Segment => 0,
+        if self.is_virtual {
+            self.whole_pages(node).bytes
+        } else if (node.prev, node.next) == (NIL, NIL) {
+            node.bytes
+        } else {
+            0
         }
     }
 
@@ -680,24 +573,23 @@ impl Heap {
         id
     }
 
-    /// Cuts a node (in no bin) after `bytes` bytes; the new second part has the same state and
-    /// stamps.
+    /// Cuts a node (in no list) after `bytes` bytes; the new second part has the same state, pool
+    /// and stamps.
     fn split(&mut self, node: NodeId, bytes: u64) -> NodeId {
         let first = self.node_mut(node);
         debug_assert!(0 < bytes && bytes < first.bytes);
         let rest = Node {
             addr: first.addr + bytes,
             bytes: first.bytes - bytes,
-            region: first.region,
-            state: first.state,
             prev: node,
             next: first.next,
-            bin_prev: NIL,
-            bin_next: NIL,
-            requested: 0,
-            stream: StreamSlot::DEFAULT,
-            recorded: SmallVec::new(),
+            list_prev: NIL,
+            list_next: NIL,
             stamps: first.stamps.clone(),
+            region: first.region,
+            rounding: 0,
+            state: first.state,
+            pool: first.pool,
         };
         first.bytes = bytes;
         let after = rest.next;
@@ -709,17 +601,16 @@ impl Heap {
         rest
     }
 
-    /// Makes the next node (in no bin) part of this one; stamps are joined.
-    fn absorb_next(&mut self, node: NodeId) {
+    /// Makes the next node (in no list) part of this one; stamps are joined.
+    fn absorb_next(&mut self, node: NodeId, finished: &impl Fn(StreamSlot, u64) -> bool) {
         let next = self.node(node).next;
-        let stamps = std::mem::take(&mut self.node_mut(next).stamps);
-        let Node {
-            bytes, next: after, ..
-        } = *self.node(next);
+        let absorbed = self.node_mut(next);
+        let (bytes, after) = (absorbed.bytes, absorbed.next);
+        let stamps = std::mem::take(&mut absorbed.stamps);
         let grown = self.node_mut(node);
         grown.bytes += bytes;
         grown.next = after;
-        grown.stamps.merge(&stamps);
+        grown.stamps.merge(&stamps, finished);
         if after != NIL {
             self.node_mut(after).prev = node;
         }
@@ -732,55 +623,100 @@ impl Heap {
     }
 
     fn link_free(&mut self, id: NodeId) {
-        let node = self.node(id);
-        debug_assert_eq!(node.state, State::Free);
-        let (bytes, bin) = (node.bytes, bins::bin_of(node.bytes));
-        let split = bytes - self.releasable(node);
-        let pool = self.pool_of(id);
-        let zone = &mut self.zones[pool as usize];
-        zone.totals.free_bytes += bytes;
-        zone.totals.split_nodes += u64::from(split > 0);
-        zone.totals.split_bytes += split;
-        let head = zone.bins.head(bin);
-        zone.bins.set_head(bin, id);
-        if head != NIL {
-            self.node_mut(head).bin_prev = id;
-        }
-        let node = self.node_mut(id);
-        node.bin_prev = NIL;
-        node.bin_next = head;
+        debug_assert_eq!(self.node(id).state, State::Free);
+        self.enter_bin(id);
+        self.book_in(id);
     }
 
     fn unlink_free(&mut self, id: NodeId) {
+        debug_assert_eq!(self.node(id).state, State::Free);
+        self.book_out(id);
+        self.leave_bin(id, bins::bin_of(self.node(id).bytes));
+    }
+
+    fn enter_bin(&mut self, id: NodeId) {
         let node = self.node(id);
-        debug_assert_eq!(node.state, State::Free);
-        let (bytes, bin) = (node.bytes, bins::bin_of(node.bytes));
-        let (before, after) = (node.bin_prev, node.bin_next);
-        let split = bytes - self.releasable(node);
-        let pool = self.pool_of(id);
-        let zone = &mut self.zones[pool as usize];
-        zone.totals.free_bytes -= bytes;
-        zone.totals.split_nodes -= u64::from(split > 0);
-        zone.totals.split_bytes -= split;
-        if before == NIL {
-            zone.bins.set_head(bin, after);
-        } else {
-            self.node_mut(before).bin_next = after;
-        }
-        if after != NIL {
-            self.node_mut(after).bin_prev = before;
+        let bin = bins::bin_of(node.bytes);
+        let bins = &mut self.zones[node.pool as usize].bins;
+        let head = bins.head(bin);
+        bins.set_head(bin, id);
+        self.link_before(id, head);
+    }
+
+    fn leave_bin(&mut self, id: NodeId, bin: usize) {
+        let pool = self.node(id).pool;
+        if let Some(head) = self.unlink(id) {
+            self.zones[pool as usize].bins.set_head(bin, head);
         }
     }
 
-    /// Books the memory of a node that is being mapped or unmapped. A mapped stretch counts as one
-    /// segment: joining two makes one fewer, cutting one in two makes one more.
-    fn count_mapped(&mut self, node: NodeId, mapped: bool) {
+    fn book_in(&mut self, id: NodeId) {
+        let node = self.node(id);
+        let (bytes, split) = (node.bytes, self.split_bytes(node));
+        let totals = &mut self.zones[node.pool as usize].totals;
+        totals.free_bytes += bytes;
+        totals.split_nodes += u64::from(split > 0);
+        totals.split_bytes += split;
+    }
+
+    fn book_out(&mut self, id: NodeId) {
+        let node = self.node(id);
+        let (bytes, split) = (node.bytes, self.split_bytes(node));
+        let totals = &mut self.zones[node.pool as usize].totals;
+        totals.free_bytes -= bytes;
+        totals.split_nodes -= u64::from(split > 0);
+        totals.split_bytes -= split;
+    }
+
+    fn link_gap(&mut self, id: NodeId) {
+        debug_assert_eq!(self.node(id).state, State::Unmapped);
+        let head = std::mem::replace(&mut self.gaps, id);
+        self.link_before(id, head);
+    }
+
+    fn unlink_gap(&mut self, id: NodeId) {
+        if let Some(head) = self.unlink(id) {
+            self.gaps = head;
+        }
+    }
+
+    /// Makes a node the one before `head`, the head of a list so far.
+    fn link_before(&mut self, id: NodeId, head: NodeId) {
+        if head != NIL {
+            self.node_mut(head).list_prev = id;
+        }
+        let node = self.node_mut(id);
+        (node.list_prev, node.list_next) = (NIL, head);
+    }
+
+    /// Takes a node out of its list. If it was the head, returns the next one.
+    fn unlink(&mut self, id: NodeId) -> Option<NodeId> {
         let Node {
-            prev, next, bytes, ..
-        } = *self.node(node);
-        let is_mapped = |id: NodeId| id != NIL && self.node(id).state.is_mapped();
-        let neighbours = u64::from(is_mapped(prev)) + u64::from(is_mapped(next));
-        let pool = self.pool_of(node);
+            list_prev,
+            list_next,
+            ..
+        } = *self.node(id);
+        if list_next != NIL {
+            self.node_mut(list_next).list_prev = list_prev;
+        }
+        if list_prev == NIL {
+            return Some(list_next);
+        }
+        self.node_mut(list_prev).list_next = list_next;
+        None
+    }
+
+    /// Books the memory of a node that is being mapped or unmapped. A mapped stretch of one pool
+    /// counts as one segment: joining two makes one fewer, cutting one in two makes one more.
+    fn count_mapped(&mut self, id: NodeId, mapped: bool) {
+        let node = self.node(id);
+        let (bytes, pool) = (node.bytes, node.pool);
+        let joins = |id: NodeId| {
+            self.nodes
+                .get(id as usize)
+                .is_some_and(|other| other.state.is_mapped() && other.pool == pool)
+        };
+        let neighbours = u64::from(joins(node.prev)) + u64::from(joins(node.next));
         let totals = &mut self.zones[pool as usize].totals;
         if mapped {
             totals.mapped_bytes += bytes;
@@ -800,10 +736,6 @@ impl std::fmt::Debug for Heap {
             .field("large", &self.totals(PoolKind::Large))
             .finish_non_exhaustive()
     }
-}
-
-fn page_number(bytes: u64, page_bytes: u64) -> usize {
-    usize::try_from(bytes / page_bytes).expect("page numbers fit the address space")
 }
 
 mod check;

@@ -61,6 +61,12 @@ calls! {
     Fill2d = "fill_2d",
 }
 
+impl From<Call> for &'static str {
+    fn from(call: Call) -> Self {
+        call.name()
+    }
+}
+
 const NUM_CALLS: usize = Call::ALL.len();
 
 /// One number for each [`Call`].

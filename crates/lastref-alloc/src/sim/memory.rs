@@ -40,6 +40,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+use smallvec::SmallVec;
 
 use super::Call;
 use crate::device::{DeviceError, DevicePtr, DeviceResult, Extent2d, FillValue, PageId};
@@ -66,9 +67,9 @@ fn at(ptr: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(host(ptr))
 }
 
-pub(super) fn invalid(call: Call, reason: impl Into<String>) -> DeviceError {
+pub(super) fn invalid(call: impl Into<&'static str>, reason: impl Into<String>) -> DeviceError {
     DeviceError::InvalidArgument {
-        call: call.name(),
+        call: call.into(),
         reason: reason.into(),
     }
 }
@@ -202,6 +203,14 @@ struct Segment {
     /// What was asked for; the range is longer.
     bytes: u64,
     born: u64,
+}
+
+/// Physical bytes: of the memory file, or of a segment, which are two spaces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    pub(super) segment: bool,
+    pub(super) start: u64,
+    pub(super) end: u64,
 }
 
 /// How many host mappings a device may use: seven eighths of what Linux allows the process.
@@ -546,6 +555,58 @@ impl Memory {
             page.mapped_at = None;
         }
         Ok(())
+    }
+
+    /// Where a page's bytes are.
+    pub(super) fn place_of_page(&self, page: PageId) -> Option<Place> {
+        let start = self.pages.get(&page)?.slot * PAGE_BYTES;
+        Some(Place {
+            segment: false,
+            start,
+            end: start + PAGE_BYTES,
+        })
+    }
+
+    /// Where a segment's bytes are.
+    pub(super) fn place_of_segment(&self, ptr: DevicePtr) -> Option<Place> {
+        let segment = self.segments.get(&ptr.0)?;
+        Some(Place {
+            segment: true,
+            start: ptr.0,
+            end: ptr.0 + segment.range.bytes,
+        })
+    }
+
+    /// The physical bytes behind addresses, as few stretches as possible. What is not mapped is
+    /// left out.
+    pub(super) fn places(&self, ptr: DevicePtr, bytes: u64) -> SmallVec<[Place; 1]> {
+        let mut places: SmallVec<[Place; 1]> = SmallVec::new();
+        let end = ptr.0.saturating_add(bytes);
+        if let Some((start, segment)) = self.segments.range(..=ptr.0).next_back()
+            && ptr.0 < start + segment.bytes
+        {
+            places.push(Place {
+                segment: true,
+                start: ptr.0,
+                end: end.min(start + segment.range.bytes),
+            });
+            return places;
+        }
+        let first = ptr.0 / PAGE_BYTES * PAGE_BYTES;
+        for (&page_at, mapping) in self.mapped.range(first..end) {
+            let slot = mapping.slot * PAGE_BYTES;
+            let start = slot + ptr.0.max(page_at) - page_at;
+            let stop = slot + end.min(page_at + PAGE_BYTES) - page_at;
+            match places.last_mut() {
+                Some(last) if last.end == start => last.end = stop,
+                _ => places.push(Place {
+                    segment: false,
+                    start,
+                    end: stop,
+                }),
+            }
+        }
+        places
     }
 
     // ---- the bytes ------------------------------------------------------------------------

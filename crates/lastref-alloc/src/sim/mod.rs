@@ -28,6 +28,16 @@
 //! work is therefore found even where something else has taken its place. Such work is skipped and
 //! reported by [`SimDevice::errors`]; it never touches memory it has no right to.
 //!
+//! # Races
+//!
+//! With [`SimOptions::find_races`], every use of memory is checked against the earlier uses of the
+//! same bytes: two that no event, wait or synchronisation puts in order are a [`Race`], whatever
+//! order they ran in, and so is memory that an allocator on top hands out too early, a block freed
+//! while a stream that was not recorded uses it, and memory unmapped under work.
+//! [`SimDevice::races`] has the reports, with both sites and the cure. Kernels take part through
+//! [`SimDevice::launch`], which says what they read and write. [`SimDevice::read_bytes`] and
+//! [`SimDevice::write_bytes`] look from outside and take no part.
+//!
 //! # Locks
 //!
 //! One lock for all devices of a [group](SimDevice::group). No other lock is taken, and no code of
@@ -53,22 +63,25 @@
 
 mod calls;
 mod memory;
+mod races;
 mod world;
 
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::panic::Location;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 pub use calls::{Call, Cost, Fault, LatencyTable};
-pub use world::SimCounters;
+pub use races::{BlockSite, MemoryUse, Race};
+pub use world::{KernelUse, SimCounters, SimGraph};
 
 use crate::device::{
-    Device, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult, EventId, Extent2d, FillValue,
-    MemoryInfo, PageId, StreamId,
+    BlockObserver, Device, DeviceError, DeviceIndex, DeviceProperties, DevicePtr, DeviceResult,
+    EventId, Extent2d, FillValue, MemoryInfo, PageId, StreamId,
 };
 use crate::sync::{Mutex, MutexGuard, lock};
 use memory::{Memory, PAGE_BYTES};
-use world::{DeviceState, Rng, World};
+use world::{Asked, DeviceState, Rng, World};
 
 /// How a [`SimDevice`] is made.
 #[derive(Clone, Debug)]
@@ -85,8 +98,11 @@ pub struct SimOptions {
     /// Its name. `(simulated)` is added where the name does not say so.
     pub name: Option<String>,
     /// The most pieces of pending work that a call lets run before its own. With 0, work runs only
-    /// when something waits for it or in [`SimDevice::step`]; polling an event then never ends.
+    /// when something waits for it or in [`SimDevice::step`]; polling an event with work before it
+    /// then never ends.
     pub max_ops_per_step: u32,
+    /// Whether races are looked for. One device of a group that asks for it asks for all.
+    pub find_races: bool,
 }
 
 impl SimOptions {
@@ -101,6 +117,7 @@ impl SimOptions {
             latencies: LatencyTable::default(),
             name: None,
             max_ops_per_step: 2,
+            find_races: false,
         }
     }
 
@@ -138,6 +155,14 @@ impl SimOptions {
         self.max_ops_per_step = max_ops_per_step;
         self
     }
+
+    /// With or without looking for [races](self#races). It costs a few microseconds for each piece
+    /// of work; off, the default, it costs nothing.
+    #[must_use]
+    pub fn with_races(mut self, find_races: bool) -> Self {
+        self.find_races = find_races;
+        self
+    }
 }
 
 /// A simulated device. See the [module](self).
@@ -152,6 +177,7 @@ struct Handle {
     world: Arc<Mutex<World>>,
     device: usize,
     properties: DeviceProperties,
+    find_races: bool,
 }
 
 /// A device call in progress: the world, locked, and the time since it began.
@@ -186,9 +212,21 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if let Some(started) = self.started {
             let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            self.world.devices[self.device].host_nanoseconds += nanoseconds;
+            self.world.devices[self.device].host_nanoseconds += nanoseconds + clock_nanoseconds();
         }
     }
+}
+
+/// What reading the clock costs, to be counted once for each measured call: of the two readings one
+/// lies outside of what is measured.
+fn clock_nanoseconds() -> u64 {
+    static COST: OnceLock<u64> = OnceLock::new();
+    *COST.get_or_init(|| {
+        let reading = (0..64).map(|_| Instant::now().elapsed().as_nanos()).min();
+        reading
+            .and_then(|cost| u64::try_from(cost).ok())
+            .unwrap_or(0)
+    })
 }
 
 impl SimDevice {
@@ -196,7 +234,7 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Driver`](crate::DeviceError::Driver) if the host refuses a memory file of that
+    /// [`DeviceError::Driver`] if the host refuses a memory file of that
     /// size.
     pub fn new(options: SimOptions) -> DeviceResult<Self> {
         let mut devices = Self::group(vec![options])?;
@@ -208,10 +246,11 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Driver`](crate::DeviceError::Driver) if the host refuses a memory file of that
+    /// [`DeviceError::Driver`] if the host refuses a memory file of that
     /// size.
     pub fn group(options: Vec<SimOptions>) -> DeviceResult<Vec<Self>> {
         let mut seed = Rng(0);
+        let find_races = options.iter().any(|options| options.find_races);
         let mut states = Vec::with_capacity(options.len());
         let mut properties = Vec::with_capacity(options.len());
         for (index, options) in (0..).zip(options) {
@@ -229,7 +268,7 @@ impl SimDevice {
                 options.max_ops_per_step,
             ));
         }
-        let world = Arc::new(Mutex::new(World::new(states, seed.next())));
+        let world = Arc::new(Mutex::new(World::new(states, seed.next(), find_races)));
         Ok(properties
             .into_iter()
             .enumerate()
@@ -238,6 +277,7 @@ impl SimDevice {
                     world: Arc::clone(&world),
                     device,
                     properties,
+                    find_races,
                 }))
             })
             .collect())
@@ -245,14 +285,19 @@ impl SimDevice {
 
     /// Begins a device call that names `bytes` bytes.
     fn enter(&self, call: Call, bytes: u64) -> DeviceResult<Entered<'_>> {
-        let device = self.0.device;
-        let mut entered = Entered {
-            world: lock(&self.0.world),
-            device,
-            started: call.is_timed().then(Instant::now),
-        };
-        entered.begin(device, call, bytes)?;
+        let mut entered = self.lock(call.is_timed());
+        entered.begin(self.0.device, call, bytes)?;
         Ok(entered)
+    }
+
+    /// Takes the world's lock, for one call or for many of one kind.
+    fn lock(&self, is_timed: bool) -> Entered<'_> {
+        let started = is_timed.then(Instant::now);
+        Entered {
+            world: lock(&self.0.world),
+            device: self.0.device,
+            started,
+        }
     }
 
     /// The device's own state, without it being a device call.
@@ -318,6 +363,132 @@ impl SimDevice {
         self.with_state(|state| state.errors.clone())
     }
 
+    /// Runs a kernel on `stream` for `microseconds` of device time, which uses memory as `uses` say
+    /// and computes nothing. `name` is for reports. Not a call of [`Device`]: it is not counted and
+    /// fails on no demand.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::InvalidArgument`] if a range is not
+    /// memory of this device or there is no such stream.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lastref_alloc::sim::{KernelUse, SimDevice, SimOptions};
+    /// use lastref_alloc::{CachingAllocator, Device, StreamId};
+    ///
+    /// let device = SimDevice::new(SimOptions::new(1 << 30).with_races(true))?;
+    /// let side = device.create_stream(0)?;
+    /// let allocator = CachingAllocator::new(device.clone());
+    /// let block = allocator.alloc(64 << 20, StreamId::DEFAULT)?;
+    /// device.launch("matmul", &[KernelUse::read(block.ptr(), 64 << 20)], 10.0, side)?;
+    /// drop(block); // the side stream still reads it
+    ///
+    /// let races = device.races();
+    /// assert_eq!(races.len(), 1);
+    /// assert!(races[0].to_string().contains("freed without record_stream"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[track_caller]
+    pub fn launch(
+        &self,
+        name: &'static str,
+        uses: &[KernelUse],
+        microseconds: f64,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        let asked = Asked {
+            call: name,
+            at: Location::caller(),
+            in_graph: false,
+        };
+        let on = (self.0.device, stream);
+        lock(&self.0.world).launch(on, asked, uses, microseconds)
+    }
+
+    /// Captures the work submitted to `stream` from now on into a graph, instead of running it.
+    ///
+    /// As with a CUDA stream that is captured in global mode, until
+    /// [`end_capture`](Self::end_capture) nothing on this device may be asked for or waited for: a
+    /// query, a synchronising call, a copy to the host or the freeing of a segment fails with CUDA's
+    /// error 900 and breaks the capture. So do events on this stream, which CUDA would capture.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::InvalidArgument`] if there is no such
+    /// stream or it is captured already.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lastref_alloc::sim::{SimDevice, SimOptions};
+    /// use lastref_alloc::{Device, FillValue, StreamId};
+    ///
+    /// let device = SimDevice::new(SimOptions::new(1 << 30))?;
+    /// let ptr = device.alloc_segment(4)?;
+    /// device.begin_capture(StreamId::DEFAULT)?;
+    /// device.fill(ptr, FillValue::U8(7), 4, StreamId::DEFAULT)?;
+    /// let graph = device.end_capture(StreamId::DEFAULT)?;
+    ///
+    /// device.launch_graph(&graph, StreamId::DEFAULT)?;
+    /// device.synchronize()?;
+    /// assert_eq!(device.read_bytes(ptr, 4)?, [7; 4]);
+    /// # Ok::<(), lastref_alloc::DeviceError>(())
+    /// ```
+    pub fn begin_capture(&self, stream: StreamId) -> DeviceResult<()> {
+        lock(&self.0.world).begin_capture(self.0.device, stream)
+    }
+
+    /// Ends a capture and returns its graph.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Driver`], CUDA's error 901, if a forbidden call
+    /// was made meanwhile; [`DeviceError::InvalidArgument`] if
+    /// the stream is not captured.
+    pub fn end_capture(&self, stream: StreamId) -> DeviceResult<SimGraph> {
+        lock(&self.0.world).end_capture(self.0.device, stream)
+    }
+
+    /// Submits the work of a graph to `stream`. It uses the addresses that it was captured with.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::InvalidArgument`] if there is no such
+    /// stream or the graph is another device's.
+    #[track_caller]
+    pub fn launch_graph(&self, graph: &SimGraph, stream: StreamId) -> DeviceResult<()> {
+        let on = (self.0.device, stream);
+        lock(&self.0.world).launch_graph(on, graph, Location::caller())
+    }
+
+    /// The races found so far in the whole group, in the order in which they were found; the first
+    /// 1000 (see [`races_left_out`](Self::races_left_out)). Empty unless
+    /// [`SimOptions::find_races`] is set.
+    #[must_use]
+    pub fn races(&self) -> Vec<Race> {
+        let world = lock(&self.0.world);
+        world
+            .races
+            .as_ref()
+            .map_or_else(Vec::new, |races| races.found().to_vec())
+    }
+
+    /// How many races were found beyond those that [`races`](Self::races) returns.
+    #[must_use]
+    pub fn races_left_out(&self) -> u64 {
+        let world = lock(&self.0.world);
+        world.races.as_ref().map_or(0, |races| races.left_out())
+    }
+
+    /// Forgets the races found so far.
+    pub fn clear_races(&self) {
+        if let Some(races) = &mut lock(&self.0.world).races {
+            races.clear();
+        }
+    }
+
     /// Host memory behind the device's pages, in bytes. Segments are not in it.
     #[must_use]
     pub fn host_page_bytes(&self) -> u64 {
@@ -328,7 +499,7 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if the range is not
+    /// [`DeviceError::InvalidArgument`] if the range is not
     /// memory of this device.
     pub fn read_bytes(&self, ptr: DevicePtr, bytes: usize) -> DeviceResult<Vec<u8>> {
         let mut read = vec![0; bytes];
@@ -341,11 +512,46 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::InvalidArgument`](crate::DeviceError::InvalidArgument) if the range is not
+    /// [`DeviceError::InvalidArgument`] if the range is not
     /// memory of this device.
     pub fn write_bytes(&self, ptr: DevicePtr, bytes: &[u8]) -> DeviceResult<()> {
         self.with_state(|state| state.memory.write(ptr, bytes, u64::MAX))
             .map_err(|reason| memory::invalid(Call::CopyFromHost, reason))
+    }
+}
+
+/// Tells the race detector of an allocator's blocks.
+#[derive(Debug)]
+struct Blocks(SimDevice);
+
+impl BlockObserver for Blocks {
+    fn allocated(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        stream: StreamId,
+        at: &'static Location<'static>,
+    ) {
+        let world = &mut *lock(&self.0.0.world);
+        let device = self.0.0.device;
+        let places = world.devices[device].memory.places(ptr, bytes);
+        if let Some(races) = &mut world.races {
+            races.allocated((device, stream), ptr, bytes, at, &places);
+        }
+    }
+
+    fn stream_recorded(&self, ptr: DevicePtr, stream: StreamId) {
+        if let Some(races) = &mut lock(&self.0.0.world).races {
+            races.stream_recorded(self.0.0.device, ptr, stream);
+        }
+    }
+
+    fn freed(&self, ptr: DevicePtr, bytes: u64) -> Vec<StreamId> {
+        let world = &mut *lock(&self.0.0.world);
+        let device = self.0.0.device;
+        let places = world.devices[device].memory.places(ptr, bytes);
+        let races = world.races.as_mut();
+        races.map_or_else(Vec::new, |races| races.freed(device, ptr, &places))
     }
 }
 
@@ -354,6 +560,16 @@ fn device_name(name: Option<String>) -> String {
         None => "lastref simulated GPU".to_owned(),
         Some(name) if name.to_lowercase().contains("simulated") => name,
         Some(name) => format!("{name} (simulated)"),
+    }
+}
+
+/// A call, and the caller of the function that this is called in.
+#[track_caller]
+const fn asked(call: Call) -> Asked {
+    Asked {
+        call: call.name(),
+        at: Location::caller(),
+        in_graph: false,
     }
 }
 
@@ -373,6 +589,17 @@ fn one_row(bytes: u64) -> Extent2d {
 unsafe impl Device for SimDevice {
     fn properties(&self) -> &DeviceProperties {
         &self.0.properties
+    }
+
+    fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {
+        self.0.find_races.then(|| {
+            let observer: Arc<dyn BlockObserver> = Arc::new(Blocks(self.clone()));
+            observer
+        })
+    }
+
+    fn is_capturing(&self) -> bool {
+        lock(&self.0.world).is_capturing(self.0.device)
     }
 
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {
@@ -395,7 +622,9 @@ unsafe impl Device for SimDevice {
     fn free_segment(&self, ptr: DevicePtr) -> DeviceResult<()> {
         let mut entered = self.enter(Call::FreeSegment, 0)?;
         entered.memory().check_segment(ptr)?;
+        entered.forbid_while_capturing(self.0.device, Call::FreeSegment)?;
         entered.finish_device(self.0.device);
+        entered.note_freeing_segment(self.0.device, ptr);
         entered.memory().free_segment(ptr)
     }
 
@@ -418,7 +647,7 @@ unsafe impl Device for SimDevice {
 
     fn destroy_page(&self, page: PageId) -> DeviceResult<()> {
         let mut entered = self.enter(Call::DestroyPage, PAGE_BYTES)?;
-        entered.memory().destroy_page(page)
+        entered.destroy_page(self.0.device, page)
     }
 
     fn map_page(&self, ptr: DevicePtr, page: PageId) -> DeviceResult<()> {
@@ -434,7 +663,49 @@ unsafe impl Device for SimDevice {
 
     fn unmap_page(&self, ptr: DevicePtr) -> DeviceResult<()> {
         let mut entered = self.enter(Call::UnmapPage, PAGE_BYTES)?;
+        entered.note_unmapping(self.0.device, ptr);
         entered.memory().unmap_page(ptr)
+    }
+
+    // Many pages at once are as many calls, but are measured as one: reading the clock for each would
+    // cost more than what the allocator does for it.
+
+    fn create_pages(&self, count: usize, pages: &mut Vec<PageId>) -> DeviceResult<()> {
+        let mut entered = self.lock(true);
+        for _ in 0..count {
+            entered.begin(self.0.device, Call::CreatePage, PAGE_BYTES)?;
+            pages.push(entered.memory().create_page()?);
+            entered.devices[self.0.device].note_held_bytes();
+        }
+        Ok(())
+    }
+
+    fn map_pages(&self, ptr: DevicePtr, pages: &[PageId]) -> Result<(), (usize, DeviceError)> {
+        let mut entered = self.lock(true);
+        for (done, page) in pages.iter().enumerate() {
+            let at = ptr.offset(done as u64 * PAGE_BYTES);
+            entered
+                .begin(self.0.device, Call::MapPage, PAGE_BYTES)
+                .map_err(|error| (done, error))?;
+            let born = entered.tick();
+            let mapped = entered.memory().map_page(at, *page, born);
+            mapped.map_err(|error| (done, error))?;
+        }
+        Ok(())
+    }
+
+    fn unmap_pages(&self, ptr: DevicePtr, count: usize) -> Result<(), (usize, DeviceError)> {
+        let mut entered = self.lock(true);
+        for done in 0..count {
+            let at = ptr.offset(done as u64 * PAGE_BYTES);
+            entered
+                .begin(self.0.device, Call::UnmapPage, PAGE_BYTES)
+                .map_err(|error| (done, error))?;
+            entered.note_unmapping(self.0.device, at);
+            let unmapped = entered.memory().unmap_page(at);
+            unmapped.map_err(|error| (done, error))?;
+        }
+        Ok(())
     }
 
     fn create_stream(&self, priority: i32) -> DeviceResult<StreamId> {
@@ -453,13 +724,13 @@ unsafe impl Device for SimDevice {
     }
 
     fn synchronize_stream(&self, stream: StreamId) -> DeviceResult<()> {
-        let call = Call::SynchronizeStream;
-        let mut entered = self.enter(call, 0)?;
-        entered.synchronize_stream(self.0.device, call, stream)
+        let mut entered = self.enter(Call::SynchronizeStream, 0)?;
+        entered.synchronize_stream(self.0.device, stream)
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
         let mut entered = self.enter(Call::Synchronize, 0)?;
+        entered.forbid_while_capturing(self.0.device, Call::Synchronize)?;
         entered.finish_device(self.0.device);
         Ok(())
     }
@@ -481,7 +752,7 @@ unsafe impl Device for SimDevice {
 
     fn query_event(&self, event: EventId) -> DeviceResult<bool> {
         let mut entered = self.enter(Call::QueryEvent, 0)?;
-        entered.query_event(event)
+        entered.query_event(self.0.device, event)
     }
 
     fn synchronize_event(&self, event: EventId) -> DeviceResult<()> {
@@ -501,12 +772,12 @@ unsafe impl Device for SimDevice {
 
     fn copy_from_host(&self, dst: DevicePtr, src: &[u8], stream: StreamId) -> DeviceResult<()> {
         let mut entered = self.enter(Call::CopyFromHost, src.len() as u64)?;
-        entered.copy_from_host(self.0.device, dst, src, stream)
+        entered.copy_from_host(self.0.device, dst, src, stream, Location::caller())
     }
 
     fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> DeviceResult<()> {
         let mut entered = self.enter(Call::CopyToHost, dst.len() as u64)?;
-        entered.copy_to_host(self.0.device, dst, src, stream)
+        entered.copy_to_host(self.0.device, dst, src, stream, Location::caller())
     }
 
     fn copy(
@@ -519,7 +790,7 @@ unsafe impl Device for SimDevice {
         let device = self.0.device;
         let mut entered = self.enter(Call::Copy, bytes)?;
         let on = (device, stream);
-        entered.copy_rows(on, Call::Copy, dst, device, src, one_row(bytes))
+        entered.copy_rows(on, asked(Call::Copy), dst, device, src, one_row(bytes))
     }
 
     fn copy_2d(
@@ -532,7 +803,8 @@ unsafe impl Device for SimDevice {
         let device = self.0.device;
         let bytes = extent.width_bytes.saturating_mul(extent.height);
         let mut entered = self.enter(Call::Copy2d, bytes)?;
-        entered.copy_rows((device, stream), Call::Copy2d, dst, device, src, extent)
+        let asked = asked(Call::Copy2d);
+        entered.copy_rows((device, stream), asked, dst, device, src, extent)
     }
 
     fn copy_from_peer(
@@ -546,7 +818,14 @@ unsafe impl Device for SimDevice {
         let mut entered = self.enter(Call::CopyFromPeer, bytes)?;
         let on = (self.0.device, stream);
         let from = peer.0 as usize;
-        entered.copy_rows(on, Call::CopyFromPeer, dst, from, src, one_row(bytes))
+        entered.copy_rows(
+            on,
+            asked(Call::CopyFromPeer),
+            dst,
+            from,
+            src,
+            one_row(bytes),
+        )
     }
 
     fn fill(
@@ -565,7 +844,7 @@ unsafe impl Device for SimDevice {
         })?;
         entered.fill_rows(
             (self.0.device, stream),
-            Call::Fill,
+            asked(Call::Fill),
             dst,
             value,
             one_row(bytes),
@@ -581,6 +860,7 @@ unsafe impl Device for SimDevice {
     ) -> DeviceResult<()> {
         let bytes = extent.width_bytes.saturating_mul(extent.height);
         let mut entered = self.enter(Call::Fill2d, bytes)?;
-        entered.fill_rows((self.0.device, stream), Call::Fill2d, dst, value, extent)
+        let on = (self.0.device, stream);
+        entered.fill_rows(on, asked(Call::Fill2d), dst, value, extent)
     }
 }

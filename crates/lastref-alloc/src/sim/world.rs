@@ -26,11 +26,17 @@
 //! nothing pending and can run, and no call waits for another thread while it holds the lock.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::Location;
 use std::sync::{Arc, OnceLock};
+
+use smallvec::SmallVec;
 
 use super::calls::{Call, Cost, Fault, LatencyTable, PerCall};
 use super::memory::{Memory, invalid};
-use crate::device::{DeviceError, DevicePtr, DeviceResult, EventId, Extent2d, FillValue, StreamId};
+use super::races::{Clock, Races, Touched};
+use crate::device::{
+    DeviceError, DevicePtr, DeviceResult, EventId, Extent2d, FillValue, PageId, StreamId,
+};
 
 /// `splitmix64`, small and good enough to choose what runs next.
 #[derive(Debug)]
@@ -61,6 +67,8 @@ struct Record {
     stream: StreamKey,
     /// When it finished, in microseconds of device time.
     finished: OnceLock<f64>,
+    /// What it stands for, where races are looked for.
+    stands_for: Option<Clock>,
 }
 
 impl Record {
@@ -76,7 +84,7 @@ struct Event {
 }
 
 /// Work on a stream.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Work {
     Write {
         dst: DevicePtr,
@@ -99,11 +107,48 @@ enum Work {
         late: u32,
     },
     Wait(Arc<Record>),
+    Kernel {
+        uses: Box<[KernelUse]>,
+        microseconds: f64,
+    },
+}
+
+/// Memory that a [launched](super::SimDevice::launch) kernel uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KernelUse {
+    pub(super) ptr: DevicePtr,
+    pub(super) bytes: u64,
+    pub(super) writes: bool,
+}
+
+impl KernelUse {
+    /// It reads `bytes` bytes from `ptr`.
+    #[must_use]
+    pub const fn read(ptr: DevicePtr, bytes: u64) -> Self {
+        let writes = false;
+        Self { ptr, bytes, writes }
+    }
+
+    /// It writes, or reads and writes, `bytes` bytes from `ptr`.
+    #[must_use]
+    pub const fn write(ptr: DevicePtr, bytes: u64) -> Self {
+        let writes = true;
+        Self { ptr, bytes, writes }
+    }
+}
+
+/// Who asks for work, for reports.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) call: &'static str,
+    pub(super) at: &'static Location<'static>,
+    /// Whether it is part of a graph, which may use memory that was freed while it was captured.
+    pub(super) in_graph: bool,
 }
 
 #[derive(Debug)]
 struct Queued {
-    call: Call,
+    call: &'static str,
     work: Work,
     /// When it was submitted, on the clock that also stamps mappings.
     stamp: u64,
@@ -116,10 +161,72 @@ impl Queued {
         match &self.work {
             Work::Wait(record) => record.is_finished(),
             Work::Record { late, .. } => *late == 0,
-            Work::Write { .. } | Work::Copy { .. } | Work::Fill { .. } => true,
+            Work::Write { .. } | Work::Copy { .. } | Work::Fill { .. } | Work::Kernel { .. } => {
+                true
+            }
         }
     }
 }
+
+/// Rows of memory that work uses.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    device: usize,
+    ptr: DevicePtr,
+    extent: Extent2d,
+    pitch: u64,
+    writes: bool,
+}
+
+impl Rows {
+    fn read(device: usize, ptr: DevicePtr, extent: Extent2d) -> Self {
+        Self {
+            device,
+            ptr,
+            extent,
+            pitch: extent.src_pitch,
+            writes: false,
+        }
+    }
+
+    fn write(device: usize, ptr: DevicePtr, extent: Extent2d) -> Self {
+        Self {
+            device,
+            ptr,
+            extent,
+            pitch: extent.dst_pitch,
+            writes: true,
+        }
+    }
+}
+
+/// A piece of work in a graph.
+#[derive(Clone, Debug)]
+struct Captured {
+    call: &'static str,
+    uses: SmallVec<[Rows; 2]>,
+    work: Work,
+}
+
+/// Work of a stream that was captured instead of run, to be run as often as wanted. See
+/// [`SimDevice::begin_capture`](super::SimDevice::begin_capture).
+#[derive(Clone, Debug)]
+pub struct SimGraph {
+    device: usize,
+    work: Arc<[Captured]>,
+}
+
+/// A capture under way.
+#[derive(Debug, Default)]
+struct Capture {
+    work: Vec<Captured>,
+    /// The call that must not be made meanwhile, and was.
+    broken_by: Option<&'static str>,
+}
+
+/// CUDA's `cudaErrorStreamCaptureUnsupported` and `cudaErrorStreamCaptureInvalidated`.
+const CAPTURE_UNSUPPORTED: i32 = 900;
+const CAPTURE_INVALIDATED: i32 = 901;
 
 #[derive(Debug)]
 struct Stream {
@@ -128,6 +235,8 @@ struct Stream {
     clock: f64,
     queue: VecDeque<Queued>,
     destroyed: bool,
+    /// While it is captured: what would have been queued.
+    capture: Option<Capture>,
 }
 
 impl Stream {
@@ -137,6 +246,7 @@ impl Stream {
             clock: 0.0,
             queue: VecDeque::new(),
             destroyed: false,
+            capture: None,
         }
     }
 }
@@ -235,7 +345,7 @@ impl DeviceState {
     }
 
     /// The stream a call names.
-    fn stream(&mut self, call: Call, id: StreamId) -> DeviceResult<&mut Stream> {
+    fn stream(&mut self, call: &'static str, id: StreamId) -> DeviceResult<&mut Stream> {
         self.streams
             .get_mut(&id)
             .filter(|stream| !stream.destroyed)
@@ -255,10 +365,12 @@ pub(super) struct World {
     /// Host time in microseconds: what calls have cost, and what waiting has been seen to take.
     now: f64,
     pending: usize,
+    /// `None` where nobody asked for it.
+    pub(super) races: Option<Box<Races>>,
 }
 
 impl World {
-    pub(super) fn new(devices: Vec<DeviceState>, seed: u64) -> Self {
+    pub(super) fn new(devices: Vec<DeviceState>, seed: u64, find_races: bool) -> Self {
         Self {
             devices,
             events: BTreeMap::new(),
@@ -268,6 +380,7 @@ impl World {
             stamp: 0,
             now: 0.0,
             pending: 0,
+            races: find_races.then(|| Box::new(Races::new())),
         }
     }
 
@@ -376,6 +489,9 @@ impl World {
                 self.run_head(needed);
             }
         }
+        if let Some(races) = &mut self.races {
+            races.host_saw_stream(stream);
+        }
         if let Some(stream) = self.devices[stream.0].streams.get(&stream.1) {
             self.now = self.now.max(stream.clock);
         }
@@ -397,6 +513,9 @@ impl World {
                 self.run_head(needed);
             }
             self.pass_time(device);
+        }
+        if let Some(races) = &mut self.races {
+            races.host_saw_device(device);
         }
         let clocks = self.devices[device].streams.values().map(|s| s.clock);
         self.now = clocks.fold(self.now, f64::max);
@@ -470,6 +589,12 @@ impl World {
                 let done = target.copy(dst, source, src, extent, stamp);
                 done.map(|()| work_cost(cost, extent))
             }
+            Work::Kernel { uses, microseconds } => {
+                let memory = &state.memory;
+                let mut uses = uses.iter();
+                let checked = uses.try_for_each(|used| memory.check(used.ptr, used.bytes, stamp));
+                checked.map(|()| microseconds)
+            }
         };
         let state = &mut self.devices[device];
         match outcome {
@@ -479,7 +604,7 @@ impl World {
                 }
             }
             Err(reason) => {
-                let call = queued.call.name();
+                let call = queued.call;
                 state
                     .errors
                     .push(format!("{call} on stream {id}: {reason}"));
@@ -491,8 +616,69 @@ impl World {
         }
     }
 
+    /// Queues work that uses memory, or adds it to the graph that is captured from the stream.
+    fn submit_uses(
+        &mut self,
+        stream: StreamKey,
+        asked: Asked,
+        uses: &[Rows],
+        work: Work,
+    ) -> DeviceResult<()> {
+        let capture = &mut self.devices[stream.0].stream(asked.call, stream.1)?.capture;
+        if let Some(capture) = capture {
+            capture.work.push(Captured {
+                call: asked.call,
+                uses: uses.into(),
+                work,
+            });
+            return Ok(());
+        }
+        self.note_uses(stream, asked, uses);
+        self.submit(stream, asked.call, work)
+    }
+
+    /// Tells the race detector, if there is one, of memory that work on `stream` uses.
+    fn note_uses(&mut self, stream: StreamKey, asked: Asked, uses: &[Rows]) {
+        let Some(races) = &mut self.races else {
+            return;
+        };
+        let mut touched = Vec::new();
+        for used in uses {
+            let Rows {
+                device,
+                ptr,
+                extent,
+                pitch,
+                writes,
+            } = *used;
+            // Rows without gaps are one range.
+            let (rows, bytes) = if pitch == extent.width_bytes {
+                (1, extent.width_bytes.saturating_mul(extent.height))
+            } else {
+                (extent.height, extent.width_bytes)
+            };
+            for row in 0..rows {
+                let ptr = ptr.offset(row * pitch);
+                let places = self.devices[device].memory.places(ptr, bytes);
+                touched.push(Touched {
+                    device,
+                    ptr,
+                    bytes,
+                    writes,
+                    places,
+                });
+            }
+        }
+        races.used(stream, asked, touched);
+    }
+
     /// Queues work on a stream.
-    fn submit(&mut self, (device, id): StreamKey, call: Call, work: Work) -> DeviceResult<()> {
+    fn submit(
+        &mut self,
+        (device, id): StreamKey,
+        call: &'static str,
+        work: Work,
+    ) -> DeviceResult<()> {
         let stamp = self.tick();
         let not_before = self.now;
         let stream = self.devices[device].stream(call, id)?;
@@ -518,10 +704,11 @@ impl World {
     }
 
     pub(super) fn destroy_stream(&mut self, device: usize, id: StreamId) -> DeviceResult<()> {
-        let call = Call::DestroyStream;
+        let call = Call::DestroyStream.name();
         if id == StreamId::DEFAULT {
             return Err(invalid(call, "the default stream cannot be destroyed"));
         }
+        self.forbid_on_captured(device, Call::DestroyStream, id)?;
         let state = &mut self.devices[device];
         let stream = state.stream(call, id)?;
         stream.destroyed = true;
@@ -532,22 +719,23 @@ impl World {
     }
 
     pub(super) fn query_stream(&mut self, device: usize, id: StreamId) -> DeviceResult<bool> {
-        let stream = self.devices[device].stream(Call::QueryStream, id)?;
+        self.devices[device].stream(Call::QueryStream.name(), id)?;
+        self.forbid_while_capturing(device, Call::QueryStream)?;
+        let stream = self.devices[device].stream(Call::QueryStream.name(), id)?;
         let done = stream.queue.is_empty();
         let clock = stream.clock;
         if done {
             self.now = self.now.max(clock);
+            if let Some(races) = &mut self.races {
+                races.host_saw_stream((device, id));
+            }
         }
         Ok(done)
     }
 
-    pub(super) fn synchronize_stream(
-        &mut self,
-        device: usize,
-        call: Call,
-        id: StreamId,
-    ) -> DeviceResult<()> {
-        self.devices[device].stream(call, id)?;
+    pub(super) fn synchronize_stream(&mut self, device: usize, id: StreamId) -> DeviceResult<()> {
+        self.devices[device].stream(Call::SynchronizeStream.name(), id)?;
+        self.forbid_while_capturing(device, Call::SynchronizeStream)?;
         self.finish_stream(device, (device, id));
         Ok(())
     }
@@ -560,14 +748,14 @@ impl World {
         id
     }
 
-    fn event(&self, call: Call, id: EventId) -> DeviceResult<&Event> {
+    fn event(&self, call: &'static str, id: EventId) -> DeviceResult<&Event> {
         self.events
             .get(&id)
             .ok_or_else(|| invalid(call, format!("there is no event {}", id.0)))
     }
 
     /// An event of this very device.
-    fn own_event(&self, device: usize, call: Call, id: EventId) -> DeviceResult<&Event> {
+    fn own_event(&self, device: usize, call: &'static str, id: EventId) -> DeviceResult<&Event> {
         let event = self.event(call, id)?;
         if event.device == device {
             Ok(event)
@@ -578,7 +766,7 @@ impl World {
     }
 
     pub(super) fn destroy_event(&mut self, id: EventId) -> DeviceResult<()> {
-        self.event(Call::DestroyEvent, id)?;
+        self.event(Call::DestroyEvent.name(), id)?;
         self.events.remove(&id);
         Ok(())
     }
@@ -589,29 +777,40 @@ impl World {
         id: EventId,
         stream: StreamId,
     ) -> DeviceResult<()> {
-        let call = Call::RecordEvent;
+        let call = Call::RecordEvent.name();
         self.own_event(device, call, id)?;
+        self.forbid_on_captured(device, Call::RecordEvent, stream)?;
+        let races = self.races.as_mut();
         let record = Arc::new(Record {
             stream: (device, stream),
             finished: OnceLock::new(),
+            stands_for: races.map(|races| races.recorded((device, stream))),
         });
         let work = Work::Record {
             record: Arc::clone(&record),
             late: self.devices[device].late_queries,
         };
+        let is_idle = !self.is_busy((device, stream));
         self.submit((device, stream), call, work)?;
         if let Some(event) = self.events.get_mut(&id) {
             event.record = Some(record);
         }
+        // There is nothing to wait for.
+        if is_idle && self.devices[device].late_queries == 0 {
+            self.run_head((device, stream));
+        }
         Ok(())
     }
 
-    pub(super) fn query_event(&mut self, id: EventId) -> DeviceResult<bool> {
-        let Some(record) = self.event(Call::QueryEvent, id)?.record.clone() else {
+    pub(super) fn query_event(&mut self, device: usize, id: EventId) -> DeviceResult<bool> {
+        self.event(Call::QueryEvent.name(), id)?;
+        self.forbid_while_capturing(device, Call::QueryEvent)?;
+        let Some(record) = self.event(Call::QueryEvent.name(), id)?.record.clone() else {
             return Ok(true);
         };
         if let Some(&finished) = record.finished.get() {
             self.now = self.now.max(finished);
+            self.host_saw(&record);
             return Ok(true);
         }
         let (device, stream) = record.stream;
@@ -625,13 +824,26 @@ impl World {
         Ok(false)
     }
 
+    fn host_saw(&mut self, record: &Record) {
+        if let (Some(races), Some(clock)) = (&mut self.races, &record.stands_for) {
+            races.host_saw(clock);
+        }
+    }
+
     pub(super) fn synchronize_event(&mut self, device: usize, id: EventId) -> DeviceResult<()> {
-        let Some(record) = self.event(Call::SynchronizeEvent, id)?.record.clone() else {
+        self.event(Call::SynchronizeEvent.name(), id)?;
+        self.forbid_while_capturing(device, Call::SynchronizeEvent)?;
+        let Some(record) = self
+            .event(Call::SynchronizeEvent.name(), id)?
+            .record
+            .clone()
+        else {
             return Ok(());
         };
         loop {
             if let Some(&finished) = record.finished.get() {
                 self.now = self.now.max(finished);
+                self.host_saw(&record);
                 return Ok(());
             }
             self.pass_time(device);
@@ -649,10 +861,15 @@ impl World {
         stream: StreamId,
         id: EventId,
     ) -> DeviceResult<()> {
-        let call = Call::WaitEvent;
-        self.devices[device].stream(call, stream)?;
+        let call = Call::WaitEvent.name();
+        self.forbid_on_captured(device, Call::WaitEvent, stream)?;
         match self.event(call, id)?.record.clone() {
-            Some(record) => self.submit((device, stream), call, Work::Wait(record)),
+            Some(record) => {
+                if let (Some(races), Some(clock)) = (&mut self.races, &record.stands_for) {
+                    races.waits((device, stream), clock);
+                }
+                self.submit((device, stream), call, Work::Wait(record))
+            }
             None => Ok(()),
         }
     }
@@ -663,7 +880,7 @@ impl World {
         start: EventId,
         end: EventId,
     ) -> DeviceResult<f64> {
-        let call = Call::ElapsedMicroseconds;
+        let call = Call::ElapsedMicroseconds.name();
         let finished = |id: EventId| {
             let event = self.own_event(device, call, id)?;
             let record = event
@@ -678,7 +895,13 @@ impl World {
 
     // ---- moving bytes ---------------------------------------------------------------------
 
-    fn check(&self, device: usize, call: Call, ptr: DevicePtr, bytes: u64) -> DeviceResult<()> {
+    fn check(
+        &self,
+        device: usize,
+        call: &'static str,
+        ptr: DevicePtr,
+        bytes: u64,
+    ) -> DeviceResult<()> {
         let checked = self.devices[device].memory.check(ptr, bytes, u64::MAX);
         checked.map_err(|reason| invalid(call, reason))
     }
@@ -689,15 +912,23 @@ impl World {
         dst: DevicePtr,
         src: &[u8],
         stream: StreamId,
+        at: &'static Location<'static>,
     ) -> DeviceResult<()> {
-        let call = Call::CopyFromHost;
+        let call = Call::CopyFromHost.name();
         self.devices[device].stream(call, stream)?;
         self.check(device, call, dst, src.len() as u64)?;
         if src.is_empty() {
             return Ok(());
         }
+        let row = super::one_row(src.len() as u64);
+        let uses = [Rows::write(device, dst, row)];
         let bytes = Box::from(src);
-        self.submit((device, stream), call, Work::Write { dst, bytes })
+        let asked = Asked {
+            call,
+            at,
+            in_graph: false,
+        };
+        self.submit_uses((device, stream), asked, &uses, Work::Write { dst, bytes })
     }
 
     pub(super) fn copy_to_host(
@@ -706,10 +937,25 @@ impl World {
         dst: &mut [u8],
         src: DevicePtr,
         stream: StreamId,
+        at: &'static Location<'static>,
     ) -> DeviceResult<()> {
-        let call = Call::CopyToHost;
+        let call = Call::CopyToHost.name();
         self.devices[device].stream(call, stream)?;
         self.check(device, call, src, dst.len() as u64)?;
+        self.forbid_while_capturing(device, Call::CopyToHost)?;
+        if !dst.is_empty() {
+            let row = super::one_row(dst.len() as u64);
+            let uses = [Rows::read(device, src, row)];
+            self.note_uses(
+                (device, stream),
+                Asked {
+                    call,
+                    at,
+                    in_graph: false,
+                },
+                &uses,
+            );
+        }
         self.finish_stream(device, (device, stream));
         let state = &mut self.devices[device];
         let read = state.memory.read(dst, src, u64::MAX);
@@ -726,12 +972,13 @@ impl World {
     pub(super) fn copy_rows(
         &mut self,
         (device, stream): StreamKey,
-        call: Call,
+        asked: Asked,
         dst: DevicePtr,
         from: usize,
         src: DevicePtr,
         extent: Extent2d,
     ) -> DeviceResult<()> {
+        let call = asked.call;
         self.devices[device].stream(call, stream)?;
         if from >= self.devices.len() {
             let reason = format!("there is no device {from}, only {}", self.devices.len());
@@ -748,24 +995,29 @@ impl World {
             let reason = format!("{to_span} bytes at {dst} and {from_span} at {src} overlap");
             return Err(invalid(call, reason));
         }
+        let uses = [
+            Rows::read(from, src, extent),
+            Rows::write(device, dst, extent),
+        ];
         let work = Work::Copy {
             dst,
             from,
             src,
             extent,
         };
-        self.submit((device, stream), call, work)
+        self.submit_uses((device, stream), asked, &uses, work)
     }
 
     /// Fills rows.
     pub(super) fn fill_rows(
         &mut self,
         (device, stream): StreamKey,
-        call: Call,
+        asked: Asked,
         dst: DevicePtr,
         value: FillValue,
         extent: Extent2d,
     ) -> DeviceResult<()> {
+        let call = asked.call;
         self.devices[device].stream(call, stream)?;
         let size = value.bytes();
         let multiples = [
@@ -793,7 +1045,156 @@ impl World {
         if bytes == 0 {
             return Ok(());
         }
-        self.submit((device, stream), call, Work::Fill { dst, value, extent })
+        let uses = [Rows::write(device, dst, extent)];
+        let work = Work::Fill { dst, value, extent };
+        self.submit_uses((device, stream), asked, &uses, work)
+    }
+
+    /// Queues a kernel.
+    pub(super) fn launch(
+        &mut self,
+        (device, stream): StreamKey,
+        asked: Asked,
+        uses: &[KernelUse],
+        microseconds: f64,
+    ) -> DeviceResult<()> {
+        self.devices[device].stream(asked.call, stream)?;
+        self.pass_time(device);
+        for used in uses {
+            self.check(device, asked.call, used.ptr, used.bytes)?;
+        }
+        let noted: Vec<_> = uses
+            .iter()
+            .filter(|used| used.bytes > 0)
+            .map(|used| {
+                let row = super::one_row(used.bytes);
+                if used.writes {
+                    Rows::write(device, used.ptr, row)
+                } else {
+                    Rows::read(device, used.ptr, row)
+                }
+            })
+            .collect();
+        let uses = Box::from(uses);
+        let work = Work::Kernel { uses, microseconds };
+        self.submit_uses((device, stream), asked, &noted, work)
+    }
+
+    // ---- graphs -------------------------------------------------------------------------------
+
+    pub(super) fn is_capturing(&self, device: usize) -> bool {
+        let mut streams = self.devices[device].streams.values();
+        streams.any(|stream| stream.capture.is_some())
+    }
+
+    pub(super) fn begin_capture(&mut self, device: usize, id: StreamId) -> DeviceResult<()> {
+        let call = "begin_capture";
+        let stream = self.devices[device].stream(call, id)?;
+        if stream.capture.is_some() {
+            return Err(invalid(call, format!("stream {id} is captured already")));
+        }
+        stream.capture = Some(Capture::default());
+        Ok(())
+    }
+
+    pub(super) fn end_capture(&mut self, device: usize, id: StreamId) -> DeviceResult<SimGraph> {
+        let call = "end_capture";
+        let stream = self.devices[device].stream(call, id)?;
+        let Some(capture) = stream.capture.take() else {
+            return Err(invalid(call, format!("stream {id} is not being captured")));
+        };
+        match capture.broken_by {
+            Some(broken_by) => Err(DeviceError::Driver {
+                call,
+                code: CAPTURE_INVALIDATED,
+                text: format!("{broken_by} was called while the stream was captured"),
+            }),
+            None => Ok(SimGraph {
+                device,
+                work: capture.work.into(),
+            }),
+        }
+    }
+
+    pub(super) fn launch_graph(
+        &mut self,
+        (device, stream): StreamKey,
+        graph: &SimGraph,
+        at: &'static Location<'static>,
+    ) -> DeviceResult<()> {
+        let call = "launch_graph";
+        self.devices[device].stream(call, stream)?;
+        if graph.device != device {
+            let reason = format!("the graph belongs to device {}", graph.device);
+            return Err(invalid(call, reason));
+        }
+        self.pass_time(device);
+        for captured in &*graph.work {
+            let asked = Asked {
+                call: captured.call,
+                at,
+                in_graph: true,
+            };
+            let work = captured.work.clone();
+            self.submit_uses((device, stream), asked, &captured.uses, work)?;
+        }
+        Ok(())
+    }
+
+    /// What asks or waits for the device breaks the captures under way, and fails.
+    pub(super) fn forbid_while_capturing(&mut self, device: usize, call: Call) -> DeviceResult<()> {
+        let streams = self.devices[device].streams.values_mut();
+        Self::break_captures(streams.filter_map(|stream| stream.capture.as_mut()), call)
+    }
+
+    /// So does what orders a captured stream, which this device cannot put into a graph.
+    fn forbid_on_captured(&mut self, device: usize, call: Call, id: StreamId) -> DeviceResult<()> {
+        let stream = self.devices[device].stream(call.name(), id)?;
+        Self::break_captures(stream.capture.iter_mut(), call)
+    }
+
+    fn break_captures<'a>(
+        captures: impl Iterator<Item = &'a mut Capture>,
+        call: Call,
+    ) -> DeviceResult<()> {
+        let mut result = Ok(());
+        for capture in captures {
+            capture.broken_by.get_or_insert(call.name());
+            result = Err(DeviceError::Driver {
+                call: call.name(),
+                code: CAPTURE_UNSUPPORTED,
+                text: "operation not permitted when stream is capturing".to_owned(),
+            });
+        }
+        result
+    }
+
+    // ---- taking memory away, and blocks on it, for the race detector -------------------------
+
+    pub(super) fn note_unmapping(&mut self, device: usize, ptr: DevicePtr) {
+        let memory = &self.devices[device].memory;
+        if let Some(races) = &mut self.races {
+            let places = memory.places(ptr, super::memory::PAGE_BYTES);
+            races.taken_away(device, Call::UnmapPage.name(), &places);
+        }
+    }
+
+    pub(super) fn destroy_page(&mut self, device: usize, page: PageId) -> DeviceResult<()> {
+        let memory = &mut self.devices[device].memory;
+        let place = memory.place_of_page(page);
+        memory.destroy_page(page)?;
+        if let (Some(races), Some(place)) = (&mut self.races, place) {
+            races.forget(device, &place);
+        }
+        Ok(())
+    }
+
+    pub(super) fn note_freeing_segment(&mut self, device: usize, ptr: DevicePtr) {
+        let place = self.devices[device].memory.place_of_segment(ptr);
+        if let (Some(races), Some(place)) = (&mut self.races, place) {
+            races.taken_away(device, Call::FreeSegment.name(), &[place]);
+            races.forget(device, &place);
+        }
     }
 }
 
@@ -802,7 +1203,7 @@ fn work_cost(cost: Cost, extent: Extent2d) -> f64 {
 }
 
 /// [`span`](super::memory::span) for a call's arguments.
-fn row_span(call: Call, extent: Extent2d, pitch: u64) -> DeviceResult<u64> {
+fn row_span(call: &'static str, extent: Extent2d, pitch: u64) -> DeviceResult<u64> {
     if extent.height > 1 && pitch < extent.width_bytes {
         let reason = format!(
             "pitch {pitch} is less than the width, {}",

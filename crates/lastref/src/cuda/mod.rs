@@ -9,20 +9,20 @@
 //! that returns a result says so.
 
 mod event;
+mod pool;
 pub(crate) mod runtime;
 mod stream;
 mod summary;
 
 use std::sync::Arc;
 
-#[cfg(doc)]
-use crate::Error;
-use crate::Result;
 use crate::alloc::{self, CachingAllocator, DeviceProperties, MemoryInfo, MemoryStats, StreamId};
 use crate::gc;
 use crate::sync::{AtomicU64, Ordering};
+use crate::{Error, Result};
 
 pub use event::Event;
+pub use pool::{MemPool, MemPoolContext, use_mem_pool};
 use stream::current_id;
 pub(crate) use stream::same_device;
 pub use stream::{
@@ -239,6 +239,41 @@ pub fn set_per_process_memory_fraction(
     entry("set_per_process_memory_fraction", device)?
         .allocator
         .set_memory_fraction(fraction)?;
+    Ok(())
+}
+
+/// Changes settings of all devices' allocators: `key:value,key:value`, as in
+/// [`LASTREF_ALLOC_CONF`](alloc::CONF_VARIABLE); [`AllocatorOptions`](alloc::AllocatorOptions) has
+/// the list. What is not named stays as it is. Returns at once; what is allocated stays where it is.
+///
+/// # Errors
+///
+/// [`Error::InvalidSetting`] if the text cannot be understood or the setting cannot change any
+/// more; [`Error::NoSuchDevice`].
+///
+/// # Examples
+///
+/// ```
+/// use lastref::{cuda, sim};
+///
+/// sim::enable("8GiB")?;
+/// cuda::set_allocator_settings("per_process_memory_fraction:0.5,history_entries:1000")?;
+/// assert_eq!(cuda::allocator(0)?.memory_limit(), Some(4 << 30));
+/// assert!(cuda::set_allocator_settings("per_process_memory_fraction:50").is_err());
+/// # Ok::<(), lastref::Error>(())
+/// ```
+pub fn set_allocator_settings(settings: &str) -> Result<()> {
+    let call = "set_allocator_settings";
+    let invalid = |reason: alloc::InvalidOption| Error::InvalidSetting {
+        setting: call,
+        value: settings.to_owned(),
+        reason: reason.to_string(),
+    };
+    let options: alloc::AllocatorOptions = settings.parse().map_err(invalid)?;
+    let runtime = runtime::active().map_err(|missing| missing.into_error(call))?;
+    for entry in &runtime.devices {
+        entry.allocator.change_options(&options).map_err(invalid)?;
+    }
     Ok(())
 }
 

@@ -14,7 +14,7 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::alloc::sim::SimDevice;
-use crate::alloc::{CachingAllocator, Device};
+use crate::alloc::{AllocatorOptions, CONF_VARIABLE, CachingAllocator, Device};
 use crate::cuda::stream::StreamPool;
 use crate::sim::{self, Spec};
 use crate::sync::{Mutex, lock};
@@ -39,6 +39,9 @@ static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 static STARTING: Mutex<()> = Mutex::new(());
 /// `LASTREF_SIM` as found at the first look: nothing, a spec, or the value and what is wrong.
 static SETTING: OnceLock<Result<Option<Spec>, (String, String)>> = OnceLock::new();
+
+/// `LASTREF_ALLOC_CONF` as found when the first devices were wanted, or its value and what is wrong.
+static CONF: OnceLock<Result<AllocatorOptions, (String, String)>> = OnceLock::new();
 
 /// Why there is no device. Not yet tied to a call.
 pub(crate) enum Missing {
@@ -114,6 +117,12 @@ fn start(spec: Spec, why: &str) -> Result<&'static Runtime> {
     if let Some(runtime) = RUNTIME.get() {
         return Ok(runtime);
     }
+    let conf = CONF.get_or_init(read_conf).as_ref();
+    let options = conf.map_err(|(value, reason)| Error::InvalidSetting {
+        setting: CONF_VARIABLE,
+        value: value.clone(),
+        reason: reason.clone(),
+    })?;
     let simulated = spec.devices()?;
     let devices = simulated
         .iter()
@@ -121,7 +130,7 @@ fn start(spec: Spec, why: &str) -> Result<&'static Runtime> {
             let device: Arc<dyn Device> = Arc::new(device.clone());
             let properties = device.properties();
             gc::set_capacity(properties.index.0, properties.total_bytes);
-            let allocator = CachingAllocator::new(device);
+            let allocator = CachingAllocator::with_options(device, options);
             allocator.add_reclaimer(Arc::new(gc::CollectionRung));
             DeviceEntry {
                 allocator,
@@ -153,6 +162,14 @@ fn read_setting() -> Result<Option<Spec>, (String, String)> {
     Spec::parse(&value).map(Some).map_err(|reason| {
         say(&format!("lastref: {}={value:?}: {reason}", sim::VARIABLE));
         (value.into_owned(), reason)
+    })
+}
+
+fn read_conf() -> Result<AllocatorOptions, (String, String)> {
+    AllocatorOptions::from_env().map_err(|reason| {
+        let value = std::env::var_os(CONF_VARIABLE).unwrap_or_default();
+        say(&format!("lastref: {CONF_VARIABLE}={value:?}: {reason}"));
+        (value.to_string_lossy().into_owned(), reason.to_string())
     })
 }
 

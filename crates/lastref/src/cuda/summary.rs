@@ -44,6 +44,10 @@ pub(crate) fn table(stats: &MemoryStats, device: u32) -> String {
         row(&mut out, "      from small pool", &family.small_pool, show);
     }
     line(&mut out, &double);
+    for advice in stats.advice() {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "advice: {advice}");
+    }
     out
 }
 
