@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anstyle::Style;
 use anyhow::{Context, anyhow};
 use clap::Args;
+use lastref::alloc::ladder::RungTotals;
 use lastref::alloc::replay::{
     OutOfMemory, ReplayError, ReplayOptions, ReplayReport, Smallest, peak_live_bytes, replay,
     smallest,
@@ -265,8 +266,24 @@ fn find_smallest(
 /// Writes the allocator's statistics under torch's keys, and the device's calls.
 fn write_details(out: &mut impl Write, allocator: &CachingAllocator<SimDevice>) -> io::Result<()> {
     writeln!(out, "\nallocator")?;
-    for (key, value) in allocator.stats().torch_keys() {
+    let stats = allocator.stats();
+    for (key, value) in stats.torch_keys() {
         writeln!(out, "  {key:<40} {value:>15}")?;
+    }
+    for (rung, totals) in &stats.rungs {
+        let RungTotals {
+            num_tried,
+            bytes_freed,
+            microseconds,
+            ..
+        } = totals;
+        writeln!(
+            out,
+            "  ladder: {rung}: {} times, gave {}, took {} us",
+            grouped(*num_tried),
+            Bytes(*bytes_freed),
+            grouped(*microseconds)
+        )?;
     }
     writeln!(out, "\ndevice calls, with those of --verify")?;
     let counters = allocator.device().counters();
