@@ -71,6 +71,8 @@ _RANKS = {
 
 _LRU_CACHE: type = vars(functools)["_lru_cache_wrapper"]
 _MAX_KEY = 40
+#: Of a way with more objects than a few times this only the first and the last are told.
+_LONG = 24
 _MAX_ITEMS = 1_000_000
 _HOOKS = frozenset([
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
@@ -172,8 +174,17 @@ def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
     return dict.items(value)
 
 
+def plain(text: str) -> str:
+    """The text with what would act on a terminal, or end a line, written out. Names can be anything."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def key_words(key: object) -> str:
     """A dict's key as it is written."""
+    if type(key) is int and key.bit_length() > 128:
+        return "<int>"
     if type(key) in (int, bool, float, type(None)):
         return repr(key)
     if type(key) is str:
@@ -221,7 +232,7 @@ class _Writer:
 
     def start(self, text: str, kind: str, of: object, *, grows: bool = False, **more: Any) -> None:
         """Begins a new part. `grows`: attributes and indices that follow belong to the name in ticks."""
-        self.steps.append({"text": text, "kind": kind, "type": type_name(of), **more})
+        self.steps.append({"text": plain(text), "kind": kind, "type": plain(type_name(of)), **more})
         self.grows = grows
 
     def suffix(self, text: str, of: object, kind: str | None = None) -> None:
@@ -235,8 +246,8 @@ class _Writer:
         step = self.steps[-1]
         head, _, rest = step["text"].partition("`")
         name, _, tail = rest.partition("`")
-        step["text"] = f"{head}`{name}{text}`{tail}"
-        step["type"] = type_name(of)
+        step["text"] = f"{head}`{name}{plain(text)}`{tail}"
+        step["type"] = plain(type_name(of))
         if kind is not None and _RANKS.get(kind, 99) < _RANKS.get(step["kind"], 99):
             step["kind"] = kind
 
@@ -247,9 +258,13 @@ def describe(root: str, name: str | None, thread: int | None, objects: list[Any]
     try:
         at = _begin(writer, root, name, thread, objects)
         while at < len(objects) - 1:
+            if at >= _LONG and len(objects) - at > 2 * _LONG:
+                skipped = len(objects) - _LONG - at
+                at += skipped
+                writer.start(f"… {skipped} objects further …", "object", objects[at])
             at = _edge(writer, objects, at)
     except Exception as error:  # A report is made when things have gone wrong already.
-        types_ = " → ".join(type_name(value) for value in objects)
+        types_ = " → ".join(type_name(value) for value in objects[:_LONG])
         writer.start(f"{types_} (no words for it: {short_name(error)})", "object", objects[-1])
     return finish(writer.steps)
 
@@ -945,7 +960,10 @@ def describe_cycle(heap: Heap, cycle: list[Any], way: list[Any], natives: list[A
     first = type_name(cycle[0])
     if type(cycle[0]) is types.FunctionType:
         first = f"function `{cycle[0].__qualname__}`"
-    words = " → ".join([*names, first])
+    names = [plain(name) for name in names]
+    if len(names) > 2 * _LONG:
+        names[_LONG:-_LONG] = [f"… {len(names) - 2 * _LONG} objects …"]
+    words = " → ".join([*names, plain(first)])
     frozen = any(heap.is_frozen(member) for member in [*cycle, *way])
     if frozen:
         verdict = "frozen by gc.freeze(), so gc cannot free it until gc.unfreeze()"
