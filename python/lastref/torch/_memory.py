@@ -58,7 +58,10 @@ class Held:
         if used >= self.used or not self.dtype:
             self.used = used
             self.dtype = str(_get["dtype"](tensor)).removeprefix("torch.")
-            self.shape = tuple(_get["shape"](tensor))
+            try:
+                self.shape = tuple(_get["shape"](tensor))
+            except RuntimeError:  # a nested tensor has many
+                self.shape = (_numel(tensor),)
         self.requires_grad = self.requires_grad or _get["requires_grad"](tensor)
         self.is_parameter = self.is_parameter or type(tensor) is torch.nn.Parameter
 

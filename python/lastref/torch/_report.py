@@ -6,6 +6,7 @@ While it runs it holds references to what it looks at, so an object that another
 meanwhile is freed when it ends.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -22,7 +23,7 @@ from .. import __version__ as _version
 from .._lastref import Heap
 from . import _html, _memory, _text
 from ._autograd import Graph
-from ._holders import CURES, OWN_FILES, Path, describe, describe_cycle, finish, isinstance_plain
+from ._holders import CURES, OWN_FILES, Path, describe, describe_cycle, finish, isinstance_plain, plain, short_name, type_name
 from ._memory import Held, Storages
 
 __all__ = ["Difference", "Holders", "Report", "diff", "for_out_of_memory", "holders", "report", "watch"]
@@ -121,7 +122,8 @@ class Report:
         makers: dict[str, Callable[[], str]] = {".json": self.to_json, ".html": self.to_html, ".txt": self.text}
         if end not in makers:
             raise ValueError(f"save: {name!r} must end in .json, .html or .txt")
-        with open(name, "w", encoding="utf-8") as file:
+        # The program's arguments may be no text.
+        with open(name, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(makers[end]() + "\n")
 
 
@@ -160,6 +162,7 @@ class _Search:
         self.start = time.perf_counter()
         self.seconds = seconds
         self.notes: list[str] = []
+        self.is_late = False
         self.heap = Heap(
             [torch.Tensor, torch.storage.UntypedStorage], OWN_FILES, seconds, MAX_EDGES
         )
@@ -179,13 +182,18 @@ class _Search:
 
     @property
     def truncated(self) -> bool:
-        return bool(self.heap.truncated or self.graph.truncated)
+        return bool(self.heap.truncated or self.graph.truncated or self.is_late)
 
     def gather(self) -> None:
-        tensors = self.heap.instances(0)
-        for tensor in tensors:
-            is_referred_to = self.heap.found_references(tensor) > 0
-            self.storages.see(tensor, is_referred_to=is_referred_to)
+        tensors = []
+        for tensor in self.heap.instances(0):
+            try:
+                self.storages.see(tensor, is_referred_to=self.heap.found_references(tensor) > 0)
+                tensors.append(tensor)
+            except Exception as error:  # One tensor that will not tell must not hide the others.
+                note = f"tensors of the type `{plain(type_name(tensor))}` do not tell their storage ({short_name(error)})"
+                if note not in self.notes:
+                    self.notes.append(note)
         for storage in self.heap.instances(1):
             self.storages.see_storage(storage)
         for tensor in tensors:
@@ -332,16 +340,17 @@ def _tick(steps: list[dict[str, Any]]) -> str:
 
 
 class _Quiet:
-    """Python's collector does not run meanwhile, and no tensor subclass is asked."""
+    """Python's collector does not run meanwhile, and no tensor subclass and no mode is asked."""
 
     def __enter__(self) -> None:
         self.was_enabled = gc.isenabled()
         gc.disable()
-        self.guard = torch._C.DisableTorchFunctionSubclass()
-        self.guard.__enter__()
+        self.guards = contextlib.ExitStack()
+        self.guards.enter_context(torch._C.DisableTorchFunction())
+        self.guards.enter_context(torch._C._DisableTorchDispatch())
 
     def __exit__(self, *error: object) -> None:
-        self.guard.__exit__(None, None, None)
+        self.guards.close()
         if self.was_enabled:
             gc.enable()
 
@@ -417,8 +426,8 @@ def _collect(
         total["storages"] += 1
     shown = []
     for held in chosen[: max(0, top)]:
-        late = search.elapsed() > seconds
-        shown.append(search.storage(held, 1 if late else MAX_PATHS))
+        search.is_late = search.elapsed() > seconds
+        shown.append(search.storage(held, 1 if search.is_late else MAX_PATHS))
     addresses = {held.address for held in search.storages.by_key.values()}
     unknown_bytes, unknown_blocks = _memory.unknown_blocks(segments, addresses, index)
     devices = [number for number in _memory.used_devices() if index is None or number == index]

@@ -325,3 +325,82 @@ def test_two_threads_at_once() -> None:
         thread.join()
     assert len(made) == 3
     assert gc.isenabled()
+
+
+# Hostile heaps
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_tensor_without_a_shape_hides_no_other(kept: Any) -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(3 * MIB), torch.zeros(4 * MIB)])
+    found = report(top=2).to_dict()["storages"]
+    assert [(storage["bytes"], storage["shape"]) for storage in found] == [(28 * MIB, [7 * MIB]), (12 * MIB, [3 * MIB])]
+    assert nested.is_nested
+
+
+def test_no_mode_is_asked(kept: Any) -> None:
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, *args: Any) -> Any:
+            raise AssertionError("asked")
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, *args: Any) -> Any:
+            raise AssertionError("asked")
+
+    sparse = torch.eye(3).to_sparse()
+    for mode in (Function, Dispatch):
+        with mode():
+            found = report(top=1).to_dict()["storages"]
+        assert found[0]["bytes"] == 12 * MIB
+    assert sparse.is_sparse
+
+
+def test_a_very_long_way_is_told_in_few_words_and_in_time() -> None:
+    chain = [torch.zeros(5 * MIB)]
+    for _ in range(300_000):
+        chain = [chain]
+    made = report(top=1)
+    (path,) = made.to_dict()["storages"][0]["paths"]
+    assert "variable `chain[0][0]" in path["words"]
+    assert re.search(r"… 29\d{4} objects further …", path["words"])
+    assert len(path["words"]) < 1000
+    assert made.to_dict()["seconds"] < 30  # it took hours
+
+
+def test_a_long_cycle_is_found_and_told_in_few_words() -> None:
+    gc.disable()
+    try:
+        first: list[Any] = [None, torch.zeros(6 * MIB)]
+        node = first
+        for _ in range(100_000):
+            node = [node]
+        first[0] = node
+        del first, node
+        cycle = report(top=1).to_dict()["storages"][0]["cycle"]
+    finally:
+        gc.enable()
+        gc.collect()
+    assert cycle["collectable"]
+    assert len(cycle["words"]) < 1000
+
+
+def test_names_are_written_out(tmp_path: Path) -> None:
+    name = "a\x1b[31m\nb\ud800<script>"
+    cls = type("C\n\x1b", (), {})
+    value = cls()
+    value.x = [torch.zeros(7 * MIB)]
+    names = {name: value, 10**5000: torch.zeros(6 * MIB)}
+    del value
+    made = report(top=2)
+    (path, *_), (other, *_) = (storage["paths"] for storage in made.to_dict()["storages"])
+    assert r"`names['a\x1b[31m\nb\ud800<script>'].x[0]`" in path["words"]
+    assert path["steps"][-1]["text"].isprintable()
+    assert path["steps"][-1]["type"].isprintable()
+    assert "`names[<int>]`" in other["words"]
+    assert "<script>'" not in made.to_html()
+    made._data["program"] = "a\udcff"
+    made.save(tmp_path / "report.html")
+    assert names
