@@ -316,7 +316,9 @@ def _report_text(
     if any(each.report for each in _guards.copy()):
         made = _make_report(device, num_bytes, rungs)
         if made is not None and any(each.report is True for each in _guards.copy()):
-            return "\n".join(["lastref: nothing that was tried freed enough", *lines, str(made)])
+            last = summary.rpartition("\n")[2].strip()
+            first = last if last.startswith("nothing was tried") else "nothing that was tried freed enough"
+            return "\n".join([f"lastref: {first}", *lines, str(made)])
     return "\n".join([summary, *lines])
 
 

@@ -205,6 +205,12 @@ def device_memory(index: int, segments: list[dict[str, Any]]) -> dict[str, Any]:
         "largest_hole": hole,
     }
     found["cures"] = device_cures(found)
+    fraction = torch.cuda.get_per_process_memory_fraction(index)
+    if fraction < 1:
+        allowed = round(fraction * total / (1 << 20))
+        found["cures"].append(
+            f"a limit: set_per_process_memory_fraction({fraction:g}) allows this process {allowed} MiB of the device"
+        )
     return found
 
 

@@ -280,6 +280,23 @@ say(error=error, limited=limited, runs=lastref.gc.stats()["oom"].runs, ooms=num_
     assert "called" not in done["stdout"]
 
 
+def test_what_can_never_fit_is_said_with_the_report_too(run_program: Any) -> None:
+    done = run_program(
+        """
+lastref.torch.guard()
+error = text_of(lambda: full(1200))
+torch.cuda.memory.set_per_process_memory_fraction(0.7)
+say(error=error, limited=text_of(lambda: full(800)))
+""",
+        mib=900,
+    )
+    for text in done["error"], done["limited"]:
+        assert "nothing was tried, since" in text
+        assert "tried search" not in text
+    assert "it can never fit: the whole device has 900 MiB" in done["error"]
+    assert "set_per_process_memory_fraction(0.7) allows this process 630 MiB" in done["limited"]
+
+
 # Callbacks
 
 
@@ -596,6 +613,15 @@ assert subprocess.run(child).returncode == 0
     run_torch("-c", program, env={"LASTREF_CACHE": str(tmp_path / "cache"), "CXX": str(wrapper)})
     assert log.read_text() == "run\n"
     assert len(list((tmp_path / "cache" / "shim").glob("*.so"))) == 1
+
+
+def test_half_a_library_is_compiled_anew(run_program: Any, tmp_path: Path) -> None:
+    program = "say(mode=lastref.torch.guard().mode)"
+    env = {"LASTREF_CACHE": str(tmp_path)}
+    run_program(program, env=env)
+    (library,) = (tmp_path / "shim").glob("*.so")
+    library.write_bytes(library.read_bytes()[:1000])
+    assert run_program(program, env=env)["mode"] == "retry"
 
 
 def test_a_library_that_anyone_may_write_is_not_loaded(run_program: Any, tmp_path: Path) -> None:
