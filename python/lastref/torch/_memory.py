@@ -22,7 +22,10 @@ _get = {
 _untyped_storage = _base.untyped_storage
 _numel = _base.numel
 _element_size = _base.element_size
+_storage_offset = _base.storage_offset
 _layout = _base.layout.__get__
+_is_lazy_copy: Any = torch._C._is_cow_tensor  # type: ignore[attr-defined]
+_data_address: Any = torch._C._data_address  # type: ignore[attr-defined]
 
 PAGE = 2 << 20
 
@@ -75,11 +78,15 @@ class Storages:
     def of(self, tensor: Any) -> Held | None:
         """The storage of a tensor; None if it has none of its own, or none with bytes."""
         try:
-            return self._of_storage(_untyped_storage(tensor))
+            address = None
+            if _is_lazy_copy(tensor):
+                # Asking its storage for the address would make the copy.
+                address = _data_address(tensor) - _storage_offset(tensor) * _element_size(tensor)
+            return self._of_storage(_untyped_storage(tensor), address)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             return None  # sparse, a wrapper around other tensors, a tensor with no data
 
-    def _of_storage(self, storage: Any) -> Held | None:
+    def _of_storage(self, storage: Any, address: int | None = None) -> Held | None:
         key: int = storage._cdata
         held = self.by_key.get(key)
         if held is None:
@@ -88,7 +95,7 @@ class Storages:
             if device.type == "meta" or size == 0:
                 return None
             try:
-                address = storage.data_ptr()
+                address = storage.data_ptr() if address is None else address
             except RuntimeError:
                 return None
             held = self.by_key[key] = Held(address, size, str(device))

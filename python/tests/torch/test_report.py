@@ -358,6 +358,13 @@ def test_no_mode_is_asked(kept: Any) -> None:
     assert sparse.is_sparse
 
 
+def test_a_lazy_copy_stays_one() -> None:
+    copy = torch._lazy_clone(torch.zeros(8 * MIB)[MIB:])  # type: ignore[attr-defined]
+    made = report(top=1).to_dict()["storages"][0]
+    assert torch._C._is_cow_tensor(copy)  # type: ignore[attr-defined]
+    assert made["bytes"] == 32 * MIB
+
+
 def test_a_very_long_way_is_told_in_few_words_and_in_time() -> None:
     chain = [torch.zeros(5 * MIB)]
     for _ in range(300_000):
