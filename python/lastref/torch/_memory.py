@@ -198,7 +198,7 @@ def device_memory(index: int, segments: list[dict[str, Any]]) -> dict[str, Any]:
     others = other_processes(index)
     if others is not None:
         others = min(others, rest)
-    found = {
+    found: dict[str, Any] = {
         "index": index,
         "name": torch.cuda.get_device_name(index),
         "total": total,
