@@ -20,14 +20,38 @@ _get = {
     for name in ("device", "dtype", "shape", "requires_grad", "is_leaf", "grad_fn", "grad", "retains_grad")
 }
 _untyped_storage = _base.untyped_storage
+_storage_address: Any = getattr(torch._C, "_storage_address", None)
 _numel = _base.numel
 _element_size = _base.element_size
-_storage_offset = _base.storage_offset
 _layout = _base.layout.__get__
-_is_lazy_copy: Any = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 _data_address: Any = torch._C._data_address  # type: ignore[attr-defined]
 
 PAGE = 2 << 20
+
+
+# Asking a tensor for its storage makes a Python object that stays as long as the storage does. So the C++
+# object is read where it lies: where it has its size is found once, by storages whose sizes are known.
+
+
+def _word(address: int, at: int) -> int:
+    return ctypes.c_uint64.from_address(address + 8 * at).value
+
+
+def _place_of_size() -> int | None:
+    """At which word of a storage's C++ object its size is; None if that cannot be told."""
+    if _storage_address is None:
+        return None
+    places = set(range(8))  # No storage has fewer.
+    for size in (1237, 7919, 104_729):
+        made = torch.empty(size, dtype=torch.uint8, device="cpu")
+        address = _storage_address(made)
+        places = {at for at in places if _word(address, at) == size}
+    return places.pop() if len(places) == 1 else None
+
+
+_size_at = _place_of_size()
+#: From here on the word is no size: it stands for one that is not known yet.
+_NO_SIZE = 1 << 62
 
 
 class Held:
@@ -78,11 +102,18 @@ class Storages:
     def of(self, tensor: Any) -> Held | None:
         """The storage of a tensor; None if it has none of its own, or none with bytes."""
         try:
-            address = None
-            if _is_lazy_copy(tensor):
-                # Asking its storage for the address would make the copy.
-                address = _data_address(tensor) - _storage_offset(tensor) * _element_size(tensor)
-            return self._of_storage(_untyped_storage(tensor), address)
+            if _size_at is None:
+                # The storage's own `data_ptr` would make a copy that was put off.
+                return self._of_storage(_untyped_storage(tensor), _data_address(tensor))
+            key: int = _storage_address(tensor)
+            held = self.by_key.get(key)
+            if held is not None:
+                return held
+            size, address = _word(key, _size_at), _data_address(tensor)
+            if not 0 < size < _NO_SIZE or address == 0:
+                return None
+            held = self.by_key[key] = Held(address, size, str(_get["device"](tensor)))
+            return held
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             return None  # sparse, a wrapper around other tensors, a tensor with no data
 

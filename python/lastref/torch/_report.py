@@ -1,7 +1,9 @@
 """What holds the memory: `report`, `holders`, `diff`, `watch`.
 
 The search reads Python's heap (`lastref._lastref.Heap`), the autograd graph and the allocator's
-segments, and keeps none of it: when it returns, it refers to nothing. It allocates no device memory.
+segments, and keeps none of it: when it returns, it refers to nothing. It allocates no device memory, and
+adds nothing to the heap but what PyTorch makes when it is asked: a Python object for a gradient, or for a node or a
+tensor of the autograd graph, that had none, which stays as long as that does.
 While it runs it holds references to what it looks at, so an object that another thread lets go of
 meanwhile is freed when it ends.
 """
