@@ -55,6 +55,8 @@ CURES = {
     "class attribute": "delete the class's attribute",
     "module attribute": "delete the module and all that refers to it",
     "object": "let go of the object named first",
+    "in progress": "it goes when the expression, the loop or the call that uses it is done",
+    "late": "give report(seconds=…) more",
     "native": "look for libraries that hold tensors in C++: communication, compiled graphs, dataloaders",
 }
 
@@ -68,6 +70,13 @@ _RANKS = {
         "class attribute", "module attribute", "registry", "variable", "module global", "object",
     ])
 }  # fmt: skip
+
+#: Of these kinds, the attribute or container that has the tensor tells better what to do.
+_NAMED = frozenset([
+    "variable", "thread", "module global", "registry", "class attribute", "module attribute", "closure",
+    "default argument", "thread local", "object",
+])  # fmt: skip
+_IN_PROGRESS = "a value in progress"
 
 _LRU_CACHE: type = vars(functools)["_lru_cache_wrapper"]
 _MAX_KEY = 40
@@ -229,14 +238,17 @@ class _Writer:
     def __init__(self) -> None:
         self.steps: list[dict[str, Any]] = []
         self.grows = False
+        #: What lets go of the object that the words have come to, where its name says so.
+        self.cure: str | None = None
 
     def start(self, text: str, kind: str, of: object, *, grows: bool = False, **more: Any) -> None:
         """Begins a new part. `grows`: attributes and indices that follow belong to the name in ticks."""
         self.steps.append({"text": plain(text), "kind": kind, "type": plain(type_name(of)), **more})
         self.grows = grows
+        self.cure = None
 
-    def suffix(self, text: str, of: object, kind: str | None = None) -> None:
-        """Adds an attribute or an index."""
+    def suffix(self, text: str, of: object, kind: str | None = None, *, stays: bool = False) -> None:
+        """Adds an attribute or an index; `stays`: it cannot be taken away, but what it belongs to can."""
         if not self.steps or not self.grows:
             name = text.removeprefix(".")
             # A cycle begins with an object that has no name.
@@ -248,6 +260,12 @@ class _Writer:
         name, _, tail = rest.partition("`")
         step["text"] = f"{head}`{name}{plain(text)}`{tail}"
         step["type"] = plain(type_name(of))
+        if kind is not None:
+            self.cure = None
+        elif not stays:
+            is_attribute = text.startswith(".")
+            what = f"set `{name}{plain(text)}` to None" if is_attribute else f"take it out of `{name}`"
+            self.cure = f"{what} when you are done with it"
         if kind is not None and _RANKS.get(kind, 99) < _RANKS.get(step["kind"], 99):
             step["kind"] = kind
 
@@ -266,15 +284,19 @@ def describe(root: str, name: str | None, thread: int | None, objects: list[Any]
     except Exception as error:  # A report is made when things have gone wrong already.
         types_ = " → ".join(type_name(value) for value in objects[:_LONG])
         writer.start(f"{types_} (no words for it: {short_name(error)})", "object", objects[-1])
-    return finish(writer.steps)
+    return finish(writer.steps, writer.cure)
 
 
-def finish(steps: list[dict[str, Any]]) -> Path:
-    """A path of these steps."""
+def finish(steps: list[dict[str, Any]], cure: str | None = None) -> Path:
+    """A path of these steps, and what lets go of what they end at if that has an owner with a name."""
     words = " → ".join(step["text"] for step in steps if step["text"])
     kinds = [step["kind"] for step in steps]
     kind = min(kinds, key=lambda kind: _RANKS.get(kind, 99)) if kinds else "object"
-    return Path(words, kind, tuple(steps), CURES.get(kind, CURES["object"]))
+    if cure is None or kind not in _NAMED:
+        cure = CURES.get(kind, CURES["object"])
+        if any(step["text"].startswith(_IN_PROGRESS) for step in steps) and kind in _NAMED:
+            cure = CURES["in progress"]
+    return Path(words, kind, tuple(steps), cure)
 
 
 def _begin(
@@ -369,7 +391,7 @@ def _frame(
     if type(held) is types.FunctionType:
         writer.start(f"the function {function_words(held)}, which runs{who}", kind, held, **more)
         return at + 1
-    writer.start(f"a value in progress {scope}", kind, held, **more)
+    writer.start(f"{_IN_PROGRESS} {scope}", kind, held, **more)
     return at + 1
 
 
@@ -434,7 +456,7 @@ def _tuple_field(writer: _Writer, holder: tuple[Any, ...], held: object) -> bool
         if value is held:
             fields: Any = namespace(type(holder)).get("_fields")
             named = type(fields) is tuple and index < len(fields) and type(fields[index]) is str
-            writer.suffix(f".{fields[index]}" if named else f"[{index}]", held)
+            writer.suffix(f".{fields[index]}" if named else f"[{index}]", held, stays=True)
             return True
     return False
 
@@ -675,6 +697,7 @@ def _thread_local(writer: _Writer, objects: list[Any], at: int) -> int:
     if writer.steps and writer.grows:
         writer.suffix(f".{name}", after)
         writer.steps[-1]["kind"] = "thread local"
+        writer.cure = None
         writer.steps[-1]["text"] = f"thread-local {writer.steps[-1]['text']}"
     else:
         writer.start(f"thread-local `{name}` of {before}", "thread local", after, grows=True)

@@ -572,6 +572,34 @@ def test_variable() -> None:
     assert "del" in found[0].cure
 
 
+@pytest.mark.parametrize(
+    ("hold", "cure"),
+    [
+        (lambda t: t, "delete the variable (del), or let the function return"),
+        (lambda t: (t,), "delete the variable (del), or let the function return"),
+        (lambda t: [(1, t)], "take it out of `x` when you are done with it"),
+        (lambda t: types.SimpleNamespace(seen={"a": [t]}), "take it out of `x.seen['a']` when you are done with it"),
+        (lambda t: types.SimpleNamespace(a=types.SimpleNamespace(b=(t,))), "set `x.a.b` to None when you are done with it"),
+        (lambda t: Slotted({t}), "take it out of `x.value` when you are done with it"),
+    ],
+)
+def test_cure_names_what_to_clear(hold: Callable[[torch.Tensor], Any], cure: str) -> None:
+    x = hold(make())
+    assert find()["cure"] == cure
+    del x
+
+
+def test_cure_of_a_hook_that_collects() -> None:
+    net = torch.nn.Linear(1, 1)
+    net.features = []  # type: ignore[assignment]
+    net.register_forward_hook(lambda module, args, result: module.features.append(result.detach()))
+    net(torch.zeros(N, 1))
+    found = find()
+    assert "`net.features[0]`" in found["paths"][0]["words"]
+    assert found["cure"] == "take it out of `net.features` when you are done with it"
+    net.features.clear()  # type: ignore[operator]
+
+
 def test_loop_variable_of_a_caller() -> None:
     def look() -> dict[str, Any]:
         return find()
