@@ -77,7 +77,8 @@ class Report:
     ``closure``, ``default argument``, ``partial``, ``lru_cache``, ``generator``, ``thread local``, ``queue``,
     ``logging``, ``future``, ``context variable``, ``finalizer``, ``optimizer``, ``hook``, ``gradient``,
     ``autograd``, ``dlpack``, ``array``, ``exception``, ``last traceback``, ``prompt``, ``garbage``,
-    ``object`` (none of these), and ``native``: nothing that Python shows holds it.
+    ``object`` (none of these), and where no way was found ``native``: nothing that Python shows holds it;
+    ``in progress``: an allocation failed, and only a call that runs seems to hold it; ``late``: time was over.
 
     >>> import torch
     >>> from lastref.torch import report
@@ -160,9 +161,10 @@ class _Search:
     """One look at everything. What it holds goes when it is left.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, is_failure: bool = False) -> None:
         self.start = time.perf_counter()
         self.seconds = seconds
+        self.is_failure = is_failure
         self.notes: list[str] = []
         self.is_late = False
         self.heap = Heap(
@@ -244,6 +246,25 @@ class _Search:
             return paths, None
         return paths, self._cycle(held.objects)
 
+    def _is_over(self) -> bool:
+        return self.truncated or self.elapsed() > self.seconds
+
+    def _why_no_way(self, held: Held) -> tuple[str, str]:
+        """The kind of a storage that nothing seems to hold, and words for it."""
+        if self.is_late:
+            return "late", "not looked at in time"
+        # What an expression has computed and gives to a call is in no variable, at most in the tuple of the
+        # arguments. C++ can hold a tensor likewise.
+        is_counted = self.is_failure and any(
+            way[0] is way[-1] or (len(way) == 2 and type(way[0]) is tuple)
+            for _, way in self.heap.native(held.objects, 8)
+        )
+        if is_counted:
+            return "in progress", (
+                "in no variable: probably a value in progress, an argument of a call that runs; else a native owner"
+            )
+        return "native", "a native owner that Python does not show"
+
     def _ways(self, target: Any) -> list[tuple[int, list[dict[str, Any]]]]:
         """The shortest way to an object, as steps; for one in a dead cycle, a step that says so."""
         ways = [
@@ -302,9 +323,14 @@ class _Search:
         if held.used < held.bytes // 2:
             share = 100 * held.used / held.bytes
             view = f"view of {_text.size(held.bytes)} storage using {share:.1f} %"
+        if self._is_over() and not paths:
+            # The search may have stopped on the way, and so may that for a cycle.
+            self.is_late = True
+            cycle = None
         if not paths and cycle is None:
-            step = {"text": "a native owner that Python does not show", "kind": "native", "type": ""}
-            paths = [finish([step])._replace(kind="native", cure=CURES["native"])]
+            kind, text = self._why_no_way(held)
+            step = {"text": text, "kind": kind, "type": ""}
+            paths = [Path(text, kind, (step,), CURES[kind])]
         if view is not None and not (cycle or {}).get("collectable"):
             cure = CURES["view"]
         elif cycle is not None:
@@ -405,7 +431,7 @@ def for_out_of_memory(
 def _report(top: int, device: Any, seconds: float, failure: dict[str, Any] | None) -> Report:
     with _Quiet():
         segments = _memory.snapshot() if _memory.used_devices() else []
-        with _Search(seconds) as search:
+        with _Search(seconds, is_failure=failure is not None) as search:
             if segments is None:
                 search.notes.append("the allocator in use does not tell its segments: what it holds counts as context")
             return Report(_collect(search, top, device, seconds, segments or [], failure))
@@ -428,7 +454,7 @@ def _collect(
         total["storages"] += 1
     shown = []
     for held in chosen[: max(0, top)]:
-        search.is_late = search.elapsed() > seconds
+        search.is_late = search.is_late or search.elapsed() > seconds
         shown.append(search.storage(held, 1 if search.is_late else MAX_PATHS))
     addresses = {held.address for held in search.storages.by_key.values()}
     unknown_bytes, unknown_blocks = _memory.unknown_blocks(segments, addresses, index)

@@ -201,6 +201,19 @@ say(error=error, frozen=frozen_text, saved=saved_text, off=off_text)
     assert "frozen" not in error
 
 
+def test_an_argument_of_the_failing_call_is_no_native_owner(run_program: Any) -> None:
+    program = """
+weight = torch.empty(MIB, device="cuda")
+with lastref.torch.guard():
+    text = text_of(lambda: torch.relu(torch.empty(700 * MIB, dtype=torch.uint8, device="cuda")))
+say(text=text)
+"""
+    text = run_program(program, mib=1000)["text"]
+    assert "700 MiB" in text
+    assert "probably a value in progress" in text
+    assert "look for libraries" not in text
+
+
 def test_the_report_is_in_the_error_and_as_a_file(run_program: Any, tmp_path: Path) -> None:
     done = run_program(
         """

@@ -1139,6 +1139,31 @@ def test_truncated() -> None:
     assert "stopped for want of time" in str(found)
 
 
+def test_what_was_not_looked_at_is_no_native_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [make() for _ in range(5)]
+    found = report(seconds=0.0)
+    text = str(found)
+    assert "native owner" not in text
+    assert "not looked at in time" in text
+    assert "seconds=" in text
+
+    # Time is over while the storages are gone through.
+    from lastref.torch import _report
+
+    elapsed = _report._Search.elapsed
+    monkeypatch.setattr(_report._Search, "elapsed", lambda self: elapsed(self) + 3 * hasattr(self, "is_over"))
+
+    def paths(self: Any, held: Any, limit: int) -> Any:
+        self.is_over = True
+        return [], None
+
+    monkeypatch.setattr(_report._Search, "paths", paths)
+    data = report(top=1).to_dict()
+    assert data["truncated"]
+    assert [path["words"] for path in data["storages"][0]["paths"]] == ["not looked at in time"]
+    del tensors
+
+
 def test_many_threads() -> None:
     """Others make and drop objects meanwhile."""
     over = threading.Event()
