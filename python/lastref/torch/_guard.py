@@ -129,6 +129,9 @@ def guard(
     allocation by a finalizer on that thread does not wait, and nobody waits during the capture of a
     CUDA graph: there an error leaves at once.
 
+    With ``PYTORCH_NO_CUDA_MEMORY_CACHING=1`` the error is PyTorch's ``torch.AcceleratorError``, with the report too.
+    PyTorch does not count its bytes then, so that only failures drive collections.
+
     A request that is larger than the device, or than the limit set for it, fails at once.
 
     Observers that ``torch._C._cuda_attach_out_of_memory_observer`` attaches after `guard` see only failures that

@@ -232,6 +232,26 @@ say(error=error, rungs=report.to_dict()["out_of_memory"]["rungs"])
     assert json.loads(written.read_text())["out_of_memory"]["requested"] == 500 << 20
 
 
+def test_without_pytorchs_cache(run_program: Any) -> None:
+    program = """
+gc.disable()
+with lastref.torch.guard():
+    for _ in range(20):
+        dead_cycle(300)
+    kept = full(600)
+    try:
+        full(700)
+    except torch.AcceleratorError as error:
+        text = str(error)
+say(text=text, rescues=rescues(), failures=lastref.torch.guard_stats()["failures"])
+"""
+    said = run_program(program, mib=1000, env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    assert "out of memory" in said["text"]
+    assert "global `kept`" in said["text"]
+    assert said["rescues"]["cycle collection"] >= 5
+    assert said["failures"] == 1
+
+
 def test_a_report_that_fails_or_takes_too_long_leaves_the_few_lines(run_program: Any) -> None:
     program = """
 import time
