@@ -35,7 +35,10 @@ def make(**options: Any) -> torch.Tensor:
 
 def find(num_bytes: int = 4 * N) -> dict[str, Any]:
     """The one storage of this size, as the report has it."""
-    found = [storage for storage in report(top=10_000).to_dict()["storages"] if storage["bytes"] == num_bytes]
+    # On a machine with much else to do it may take long.
+    data = report(top=10_000, seconds=60).to_dict()
+    assert not data["truncated"]
+    found = [storage for storage in data["storages"] if storage["bytes"] == num_bytes]
     assert len(found) == 1, f"{len(found)} storages of {num_bytes} bytes"
     return found[0]
 
