@@ -132,6 +132,9 @@ def guard(
     With ``PYTORCH_NO_CUDA_MEMORY_CACHING=1`` the error is PyTorch's ``torch.AcceleratorError``, with the report too.
     PyTorch does not count its bytes then, so that only failures drive collections.
 
+    What a ``torch.cuda.MemPool`` in use or a CUDA graph has in its cache stays there, as without a guard: a graph may
+    use it when it is replayed. A request in another size than those cached can fail for that.
+
     A request that is larger than the device, or than the limit set for it, fails at once.
 
     Observers that ``torch._C._cuda_attach_out_of_memory_observer`` attaches after `guard` see only failures that

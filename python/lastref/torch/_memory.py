@@ -204,11 +204,12 @@ def snapshot() -> list[dict[str, Any]] | None:
 def device_memory(index: int, segments: list[dict[str, Any]]) -> dict[str, Any]:
     """Where the bytes of a device are: the parts add up to its total. See `Report`."""
     free, total = torch.cuda.mem_get_info(index)
-    live = pending = cached = fragmented = hole = 0
+    live = pending = cached = fragmented = hole = in_pools = 0
     for segment in segments:
         if segment["device"] != index:
             continue
         blocks = segment["blocks"]
+        is_in_pool = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
         is_unused = all(block["state"] == "inactive" for block in blocks)
         for block in blocks:
             size = block["size"]
@@ -222,6 +223,7 @@ def device_memory(index: int, segments: list[dict[str, Any]]) -> dict[str, Any]:
                     first = math.ceil(block["address"] / PAGE) * PAGE
                     whole = max(0, (block["address"] + size) // PAGE * PAGE - first)
                 cached += whole
+                in_pools += whole if is_in_pool else 0
                 fragmented += size - whole
             else:
                 pending += size
@@ -242,7 +244,7 @@ def device_memory(index: int, segments: list[dict[str, Any]]) -> dict[str, Any]:
         "other_processes": others,
         "largest_hole": hole,
     }
-    found["cures"] = device_cures(found)
+    found["cures"] = device_cures({**found, "cached": cached - in_pools, "in_pools": in_pools})
     fraction = torch.cuda.get_per_process_memory_fraction(index)
     if fraction < 1:
         allowed = round(fraction * total / (1 << 20))
@@ -256,6 +258,7 @@ def device_cures(memory: dict[str, Any]) -> list[str]:
     """What helps against each kind of memory that is a twentieth of the device or more."""
     texts = {
         "cached": "cached memory: torch.cuda.empty_cache() gives it to other programs; this one reuses it by itself",
+        "in_pools": "cached in pools: it stays until the torch.cuda.MemPool or the CUDA graph is let go of; empty_cache() does not give it back",
         "pending": "pending memory: another stream still uses it; torch.cuda.synchronize() lets it be reused",
         "fragmented": "fragmented memory: set PYTORCH_ALLOC_CONF=expandable_segments:True, or free the small tensors in between",
         "context": "context and libraries: only the end of the process gives it back; fewer libraries and processes on the device need less",
@@ -263,7 +266,7 @@ def device_cures(memory: dict[str, Any]) -> list[str]:
         "live": "live memory: let go of the storages listed here",
     }
     least = memory["total"] // 20
-    return [text for kind, text in texts.items() if (memory[kind] or 0) >= max(least, 1)]
+    return [text for kind, text in texts.items() if (memory.get(kind) or 0) >= max(least, 1)]
 
 
 class _ProcessInfo(ctypes.Structure):

@@ -265,6 +265,34 @@ answer = {**made.to_dict(), "same": before == after, "text": str(made)}
     assert "100 MiB more on cuda:0" in data["text"]
 
 
+def test_what_a_pool_caches_is_not_given_back(run_torch: RunTorch) -> None:
+    program = """
+pool = torch.cuda.MemPool()
+with torch.cuda.use_mem_pool(pool):
+    x = torch.empty(600 * MIB, dtype=torch.uint8, device="cuda")
+    del x
+answer = [report().to_dict()]
+torch.cuda.empty_cache()
+answer.append(report().to_dict())
+y = torch.empty(200 * MIB, dtype=torch.uint8, device="cuda")
+del y
+answer.append(report().to_dict())
+del pool
+torch.cuda.empty_cache()
+answer.append(report().to_dict())
+"""
+    cures = []
+    cached = []
+    for data in on_device(run_torch, program, mib=1000):
+        cached.append(data["devices"][0]["cached"] // MIB)
+        cures.append([cure.partition(":")[0] for cure in data["devices"][0]["cures"]])
+    assert cached == [600, 600, 800, 0]
+    in_pools = "cached in pools"
+    assert cures[0] == cures[1] == [in_pools]
+    assert cures[2] == ["cached memory", in_pools]
+    assert not cures[3]
+
+
 def test_two_devices(run_torch: RunTorch) -> None:
     program = """
 x = torch.empty(10 * MIB, dtype=torch.uint8, device="cuda:0")
