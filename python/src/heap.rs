@@ -688,11 +688,11 @@ impl PyHeap {
         while at < ways.len() {
             let way = ways[at].clone();
             at += 1;
+            // Not through what follows on the way: that would go around in a circle.
+            let mut blocked: HashSet<u32> = goals.iter().copied().collect();
             for place in (1..way.len()).rev() {
                 let (node, rest) = (way[place], &way[place..]);
-                // Not through what follows on the way: that would go around in a circle.
-                let mut blocked: HashSet<u32> = rest.iter().copied().collect();
-                blocked.extend(goals);
+                blocked.insert(node);
                 for holder in self.sources(node) {
                     let is_out = self.roots.contains_key(holder)
                         || blocked.contains(holder)
@@ -724,7 +724,12 @@ impl PyHeap {
     fn shortest_cycle(&self, goals: &[u32]) -> Option<(Vec<u32>, Vec<u32>)> {
         let search = self.backwards(goals, true, &HashSet::new(), |_, _| false);
         // From each, nearest first, forward within what leads to the goals, until it comes back.
-        for start in search.visited.iter().take(1 << 10) {
+        for (number, start) in search.visited.iter().take(1 << 10).enumerate() {
+            if Instant::now() > self.until + Duration::from_secs(1) {
+                break;
+            }
+            // The circle may be a long one; but not for each.
+            let most = if number < 4 { 1 << 20 } else { 1 << 16 };
             let mut came_from: HashMap<u32, u32> = HashMap::new();
             let mut queue = VecDeque::from([*start]);
             while let Some(node) = queue.pop_front() {
@@ -749,7 +754,7 @@ impl PyHeap {
                         queue.push_back(*to);
                     }
                 }
-                if came_from.len() > 1 << 16 {
+                if came_from.len() > most {
                     break;
                 }
             }

@@ -272,8 +272,8 @@ fn demonstrated(workspace: &Workspace, said: &str) -> Result<()> {
         );
     }
     let (_, quoted) = readme
-        .split_once("```text\n")
-        .context("the README quotes the demonstration in a block marked `text`")?;
+        .split_once("<!-- demo -->\n```text\n")
+        .context("the README quotes the demonstration in a block of `text` that is marked `demo`")?;
     let (quoted, _) = quoted
         .split_once("```")
         .context("a block in the README does not end")?;

@@ -129,6 +129,12 @@ def guard(
     allocation by a finalizer on that thread does not wait, and nobody waits during the capture of a
     CUDA graph: there an error leaves at once.
 
+    With ``PYTORCH_NO_CUDA_MEMORY_CACHING=1`` the error is PyTorch's ``torch.AcceleratorError``, with the report too.
+    PyTorch does not count its bytes then, so that only failures drive collections.
+
+    What a ``torch.cuda.MemPool`` in use or a CUDA graph has in its cache stays there, as without a guard: a graph may
+    use it when it is replayed. A request in another size than those cached can fail for that.
+
     A request that is larger than the device, or than the limit set for it, fails at once.
 
     Observers that ``torch._C._cuda_attach_out_of_memory_observer`` attaches after `guard` see only failures that
@@ -316,7 +322,9 @@ def _report_text(
     if any(each.report for each in _guards.copy()):
         made = _make_report(device, num_bytes, rungs)
         if made is not None and any(each.report is True for each in _guards.copy()):
-            return "\n".join(["lastref: nothing that was tried freed enough", *lines, str(made)])
+            last = summary.rpartition("\n")[2].strip()
+            first = last if last.startswith("nothing was tried") else "nothing that was tried freed enough"
+            return "\n".join([f"lastref: {first}", *lines, str(made)])
     return "\n".join([summary, *lines])
 
 

@@ -55,6 +55,8 @@ CURES = {
     "class attribute": "delete the class's attribute",
     "module attribute": "delete the module and all that refers to it",
     "object": "let go of the object named first",
+    "in progress": "it goes when the expression, the loop or the call that uses it is done",
+    "late": "give report(seconds=…) more",
     "native": "look for libraries that hold tensors in C++: communication, compiled graphs, dataloaders",
 }
 
@@ -69,8 +71,17 @@ _RANKS = {
     ])
 }  # fmt: skip
 
+#: Of these kinds, the attribute or container that has the tensor tells better what to do.
+_NAMED = frozenset([
+    "variable", "thread", "module global", "registry", "class attribute", "module attribute", "closure",
+    "default argument", "thread local", "object",
+])  # fmt: skip
+_IN_PROGRESS = "a value in progress"
+
 _LRU_CACHE: type = vars(functools)["_lru_cache_wrapper"]
 _MAX_KEY = 40
+#: Of a way with more objects than a few times this only the first and the last are told.
+_LONG = 24
 _MAX_ITEMS = 1_000_000
 _HOOKS = frozenset([
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
@@ -172,8 +183,17 @@ def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
     return dict.items(value)
 
 
+def plain(text: str) -> str:
+    """The text with what would act on a terminal, or end a line, written out. Names can be anything."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def key_words(key: object) -> str:
     """A dict's key as it is written."""
+    if type(key) is int and key.bit_length() > 128:
+        return "<int>"
     if type(key) in (int, bool, float, type(None)):
         return repr(key)
     if type(key) is str:
@@ -218,14 +238,17 @@ class _Writer:
     def __init__(self) -> None:
         self.steps: list[dict[str, Any]] = []
         self.grows = False
+        #: What lets go of the object that the words have come to, where its name says so.
+        self.cure: str | None = None
 
     def start(self, text: str, kind: str, of: object, *, grows: bool = False, **more: Any) -> None:
         """Begins a new part. `grows`: attributes and indices that follow belong to the name in ticks."""
-        self.steps.append({"text": text, "kind": kind, "type": type_name(of), **more})
+        self.steps.append({"text": plain(text), "kind": kind, "type": plain(type_name(of)), **more})
         self.grows = grows
+        self.cure = None
 
-    def suffix(self, text: str, of: object, kind: str | None = None) -> None:
-        """Adds an attribute or an index."""
+    def suffix(self, text: str, of: object, kind: str | None = None, *, stays: bool = False) -> None:
+        """Adds an attribute or an index; `stays`: it cannot be taken away, but what it belongs to can."""
         if not self.steps or not self.grows:
             name = text.removeprefix(".")
             # A cycle begins with an object that has no name.
@@ -235,8 +258,14 @@ class _Writer:
         step = self.steps[-1]
         head, _, rest = step["text"].partition("`")
         name, _, tail = rest.partition("`")
-        step["text"] = f"{head}`{name}{text}`{tail}"
-        step["type"] = type_name(of)
+        step["text"] = f"{head}`{name}{plain(text)}`{tail}"
+        step["type"] = plain(type_name(of))
+        if kind is not None:
+            self.cure = None
+        elif not stays:
+            is_attribute = text.startswith(".")
+            what = f"set `{name}{plain(text)}` to None" if is_attribute else f"take it out of `{name}`"
+            self.cure = f"{what} when you are done with it"
         if kind is not None and _RANKS.get(kind, 99) < _RANKS.get(step["kind"], 99):
             step["kind"] = kind
 
@@ -247,19 +276,27 @@ def describe(root: str, name: str | None, thread: int | None, objects: list[Any]
     try:
         at = _begin(writer, root, name, thread, objects)
         while at < len(objects) - 1:
+            if at >= _LONG and len(objects) - at > 2 * _LONG:
+                skipped = len(objects) - _LONG - at
+                at += skipped
+                writer.start(f"… {skipped} objects further …", "object", objects[at])
             at = _edge(writer, objects, at)
     except Exception as error:  # A report is made when things have gone wrong already.
-        types_ = " → ".join(type_name(value) for value in objects)
+        types_ = " → ".join(type_name(value) for value in objects[:_LONG])
         writer.start(f"{types_} (no words for it: {short_name(error)})", "object", objects[-1])
-    return finish(writer.steps)
+    return finish(writer.steps, writer.cure)
 
 
-def finish(steps: list[dict[str, Any]]) -> Path:
-    """A path of these steps."""
+def finish(steps: list[dict[str, Any]], cure: str | None = None) -> Path:
+    """A path of these steps, and what lets go of what they end at if that has an owner with a name."""
     words = " → ".join(step["text"] for step in steps if step["text"])
     kinds = [step["kind"] for step in steps]
     kind = min(kinds, key=lambda kind: _RANKS.get(kind, 99)) if kinds else "object"
-    return Path(words, kind, tuple(steps), CURES.get(kind, CURES["object"]))
+    if cure is None or kind not in _NAMED:
+        cure = CURES.get(kind, CURES["object"])
+        if any(step["text"].startswith(_IN_PROGRESS) for step in steps) and kind in _NAMED:
+            cure = CURES["in progress"]
+    return Path(words, kind, tuple(steps), cure)
 
 
 def _begin(
@@ -354,7 +391,7 @@ def _frame(
     if type(held) is types.FunctionType:
         writer.start(f"the function {function_words(held)}, which runs{who}", kind, held, **more)
         return at + 1
-    writer.start(f"a value in progress {scope}", kind, held, **more)
+    writer.start(f"{_IN_PROGRESS} {scope}", kind, held, **more)
     return at + 1
 
 
@@ -419,7 +456,7 @@ def _tuple_field(writer: _Writer, holder: tuple[Any, ...], held: object) -> bool
         if value is held:
             fields: Any = namespace(type(holder)).get("_fields")
             named = type(fields) is tuple and index < len(fields) and type(fields[index]) is str
-            writer.suffix(f".{fields[index]}" if named else f"[{index}]", held)
+            writer.suffix(f".{fields[index]}" if named else f"[{index}]", held, stays=True)
             return True
     return False
 
@@ -660,6 +697,7 @@ def _thread_local(writer: _Writer, objects: list[Any], at: int) -> int:
     if writer.steps and writer.grows:
         writer.suffix(f".{name}", after)
         writer.steps[-1]["kind"] = "thread local"
+        writer.cure = None
         writer.steps[-1]["text"] = f"thread-local {writer.steps[-1]['text']}"
     else:
         writer.start(f"thread-local `{name}` of {before}", "thread local", after, grows=True)
@@ -945,7 +983,10 @@ def describe_cycle(heap: Heap, cycle: list[Any], way: list[Any], natives: list[A
     first = type_name(cycle[0])
     if type(cycle[0]) is types.FunctionType:
         first = f"function `{cycle[0].__qualname__}`"
-    words = " → ".join([*names, first])
+    names = [plain(name) for name in names]
+    if len(names) > 2 * _LONG:
+        names[_LONG:-_LONG] = [f"… {len(names) - 2 * _LONG} objects …"]
+    words = " → ".join([*names, plain(first)])
     frozen = any(heap.is_frozen(member) for member in [*cycle, *way])
     if frozen:
         verdict = "frozen by gc.freeze(), so gc cannot free it until gc.unfreeze()"

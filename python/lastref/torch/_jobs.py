@@ -107,7 +107,8 @@ def replace_file(path: str, text: str) -> None:
     os.makedirs(directory, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=directory, prefix=".lastref-", suffix=".tmp")
     try:
-        with open(handle, "w", encoding="utf-8") as file:
+        # A program's arguments may be no text.
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -20,11 +20,38 @@ _get = {
     for name in ("device", "dtype", "shape", "requires_grad", "is_leaf", "grad_fn", "grad", "retains_grad")
 }
 _untyped_storage = _base.untyped_storage
+_storage_address: Any = getattr(torch._C, "_storage_address", None)
 _numel = _base.numel
 _element_size = _base.element_size
 _layout = _base.layout.__get__
+_data_address: Any = torch._C._data_address  # type: ignore[attr-defined]
 
 PAGE = 2 << 20
+
+
+# Asking a tensor for its storage makes a Python object that stays as long as the storage does. So the C++
+# object is read where it lies: where it has its size is found once, by storages whose sizes are known.
+
+
+def _word(address: int, at: int) -> int:
+    return ctypes.c_uint64.from_address(address + 8 * at).value
+
+
+def _place_of_size() -> int | None:
+    """At which word of a storage's C++ object its size is; None if that cannot be told."""
+    if _storage_address is None:
+        return None
+    places = set(range(8))  # No storage has fewer.
+    for size in (1237, 7919, 104_729):
+        made = torch.empty(size, dtype=torch.uint8, device="cpu")
+        address = _storage_address(made)
+        places = {at for at in places if _word(address, at) == size}
+    return places.pop() if len(places) == 1 else None
+
+
+_size_at = _place_of_size()
+#: From here on the word is no size: it stands for one that is not known yet.
+_NO_SIZE = 1 << 62
 
 
 class Held:
@@ -58,7 +85,10 @@ class Held:
         if used >= self.used or not self.dtype:
             self.used = used
             self.dtype = str(_get["dtype"](tensor)).removeprefix("torch.")
-            self.shape = tuple(_get["shape"](tensor))
+            try:
+                self.shape = tuple(_get["shape"](tensor))
+            except RuntimeError:  # a nested tensor has many
+                self.shape = (_numel(tensor),)
         self.requires_grad = self.requires_grad or _get["requires_grad"](tensor)
         self.is_parameter = self.is_parameter or type(tensor) is torch.nn.Parameter
 
@@ -72,11 +102,22 @@ class Storages:
     def of(self, tensor: Any) -> Held | None:
         """The storage of a tensor; None if it has none of its own, or none with bytes."""
         try:
-            return self._of_storage(_untyped_storage(tensor))
+            if _size_at is None:
+                # The storage's own `data_ptr` would make a copy that was put off.
+                return self._of_storage(_untyped_storage(tensor), _data_address(tensor))
+            key: int = _storage_address(tensor)
+            held = self.by_key.get(key)
+            if held is not None:
+                return held
+            size, address = _word(key, _size_at), _data_address(tensor)
+            if not 0 < size < _NO_SIZE or address == 0:
+                return None
+            held = self.by_key[key] = Held(address, size, str(_get["device"](tensor)))
+            return held
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             return None  # sparse, a wrapper around other tensors, a tensor with no data
 
-    def _of_storage(self, storage: Any) -> Held | None:
+    def _of_storage(self, storage: Any, address: int | None = None) -> Held | None:
         key: int = storage._cdata
         held = self.by_key.get(key)
         if held is None:
@@ -85,7 +126,7 @@ class Storages:
             if device.type == "meta" or size == 0:
                 return None
             try:
-                address = storage.data_ptr()
+                address = storage.data_ptr() if address is None else address
             except RuntimeError:
                 return None
             held = self.by_key[key] = Held(address, size, str(device))
@@ -163,11 +204,12 @@ def snapshot() -> list[dict[str, Any]] | None:
 def device_memory(index: int, segments: list[dict[str, Any]]) -> dict[str, Any]:
     """Where the bytes of a device are: the parts add up to its total. See `Report`."""
     free, total = torch.cuda.mem_get_info(index)
-    live = pending = cached = fragmented = hole = 0
+    live = pending = cached = fragmented = hole = in_pools = 0
     for segment in segments:
         if segment["device"] != index:
             continue
         blocks = segment["blocks"]
+        is_in_pool = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
         is_unused = all(block["state"] == "inactive" for block in blocks)
         for block in blocks:
             size = block["size"]
@@ -181,6 +223,7 @@ def device_memory(index: int, segments: list[dict[str, Any]]) -> dict[str, Any]:
                     first = math.ceil(block["address"] / PAGE) * PAGE
                     whole = max(0, (block["address"] + size) // PAGE * PAGE - first)
                 cached += whole
+                in_pools += whole if is_in_pool else 0
                 fragmented += size - whole
             else:
                 pending += size
@@ -188,7 +231,7 @@ def device_memory(index: int, segments: list[dict[str, Any]]) -> dict[str, Any]:
     others = other_processes(index)
     if others is not None:
         others = min(others, rest)
-    found = {
+    found: dict[str, Any] = {
         "index": index,
         "name": torch.cuda.get_device_name(index),
         "total": total,
@@ -201,7 +244,13 @@ def device_memory(index: int, segments: list[dict[str, Any]]) -> dict[str, Any]:
         "other_processes": others,
         "largest_hole": hole,
     }
-    found["cures"] = device_cures(found)
+    found["cures"] = device_cures({**found, "cached": cached - in_pools, "in_pools": in_pools})
+    fraction = torch.cuda.get_per_process_memory_fraction(index)
+    if fraction < 1:
+        allowed = round(fraction * total / (1 << 20))
+        found["cures"].append(
+            f"a limit: set_per_process_memory_fraction({fraction:g}) allows this process {allowed} MiB of the device"
+        )
     return found
 
 
@@ -209,6 +258,7 @@ def device_cures(memory: dict[str, Any]) -> list[str]:
     """What helps against each kind of memory that is a twentieth of the device or more."""
     texts = {
         "cached": "cached memory: torch.cuda.empty_cache() gives it to other programs; this one reuses it by itself",
+        "in_pools": "cached in pools: it stays until the torch.cuda.MemPool or the CUDA graph is let go of; empty_cache() does not give it back",
         "pending": "pending memory: another stream still uses it; torch.cuda.synchronize() lets it be reused",
         "fragmented": "fragmented memory: set PYTORCH_ALLOC_CONF=expandable_segments:True, or free the small tensors in between",
         "context": "context and libraries: only the end of the process gives it back; fewer libraries and processes on the device need less",
@@ -216,7 +266,7 @@ def device_cures(memory: dict[str, Any]) -> list[str]:
         "live": "live memory: let go of the storages listed here",
     }
     least = memory["total"] // 20
-    return [text for kind, text in texts.items() if (memory[kind] or 0) >= max(least, 1)]
+    return [text for kind, text in texts.items() if (memory.get(kind) or 0) >= max(least, 1)]
 
 
 class _ProcessInfo(ctypes.Structure):

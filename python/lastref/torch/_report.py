@@ -1,11 +1,14 @@
 """What holds the memory: `report`, `holders`, `diff`, `watch`.
 
 The search reads Python's heap (`lastref._lastref.Heap`), the autograd graph and the allocator's
-segments, and keeps none of it: when it returns, it refers to nothing. It allocates no device memory.
+segments, and keeps none of it: when it returns, it refers to nothing. It allocates no device memory, and
+adds nothing to the heap but what PyTorch makes when it is asked: a Python object for a gradient, or for a node or a
+tensor of the autograd graph, that had none, which stays as long as that does.
 While it runs it holds references to what it looks at, so an object that another thread lets go of
 meanwhile is freed when it ends.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -22,7 +25,7 @@ from .. import __version__ as _version
 from .._lastref import Heap
 from . import _html, _memory, _text
 from ._autograd import Graph
-from ._holders import CURES, OWN_FILES, Path, describe, describe_cycle, finish, isinstance_plain
+from ._holders import CURES, OWN_FILES, Path, describe, describe_cycle, finish, isinstance_plain, plain, short_name, type_name
 from ._memory import Held, Storages
 
 __all__ = ["Difference", "Holders", "Report", "diff", "for_out_of_memory", "holders", "report", "watch"]
@@ -74,7 +77,8 @@ class Report:
     ``closure``, ``default argument``, ``partial``, ``lru_cache``, ``generator``, ``thread local``, ``queue``,
     ``logging``, ``future``, ``context variable``, ``finalizer``, ``optimizer``, ``hook``, ``gradient``,
     ``autograd``, ``dlpack``, ``array``, ``exception``, ``last traceback``, ``prompt``, ``garbage``,
-    ``object`` (none of these), and ``native``: nothing that Python shows holds it.
+    ``object`` (none of these), and where no way was found ``native``: nothing that Python shows holds it;
+    ``in progress``: an allocation failed, and only a call that runs seems to hold it; ``late``: time was over.
 
     >>> import torch
     >>> from lastref.torch import report
@@ -121,7 +125,8 @@ class Report:
         makers: dict[str, Callable[[], str]] = {".json": self.to_json, ".html": self.to_html, ".txt": self.text}
         if end not in makers:
             raise ValueError(f"save: {name!r} must end in .json, .html or .txt")
-        with open(name, "w", encoding="utf-8") as file:
+        # The program's arguments may be no text.
+        with open(name, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(makers[end]() + "\n")
 
 
@@ -156,10 +161,12 @@ class _Search:
     """One look at everything. What it holds goes when it is left.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, is_failure: bool = False) -> None:
         self.start = time.perf_counter()
         self.seconds = seconds
+        self.is_failure = is_failure
         self.notes: list[str] = []
+        self.is_late = False
         self.heap = Heap(
             [torch.Tensor, torch.storage.UntypedStorage], OWN_FILES, seconds, MAX_EDGES
         )
@@ -179,13 +186,18 @@ class _Search:
 
     @property
     def truncated(self) -> bool:
-        return bool(self.heap.truncated or self.graph.truncated)
+        return bool(self.heap.truncated or self.graph.truncated or self.is_late)
 
     def gather(self) -> None:
-        tensors = self.heap.instances(0)
-        for tensor in tensors:
-            is_referred_to = self.heap.found_references(tensor) > 0
-            self.storages.see(tensor, is_referred_to=is_referred_to)
+        tensors = []
+        for tensor in self.heap.instances(0):
+            try:
+                self.storages.see(tensor, is_referred_to=self.heap.found_references(tensor) > 0)
+                tensors.append(tensor)
+            except Exception as error:  # One tensor that will not tell must not hide the others.
+                note = f"tensors of the type `{plain(type_name(tensor))}` do not tell their storage ({short_name(error)})"
+                if note not in self.notes:
+                    self.notes.append(note)
         for storage in self.heap.instances(1):
             self.storages.see_storage(storage)
         for tensor in tensors:
@@ -233,6 +245,25 @@ class _Search:
         if paths or not held.objects:
             return paths, None
         return paths, self._cycle(held.objects)
+
+    def _is_over(self) -> bool:
+        return self.truncated or self.elapsed() > self.seconds
+
+    def _why_no_way(self, held: Held) -> tuple[str, str]:
+        """The kind of a storage that nothing seems to hold, and words for it."""
+        if self.is_late:
+            return "late", "not looked at in time"
+        # What an expression has computed and gives to a call is in no variable, at most in the tuple of the
+        # arguments. C++ can hold a tensor likewise.
+        is_counted = self.is_failure and any(
+            way[0] is way[-1] or (len(way) == 2 and type(way[0]) is tuple)
+            for _, way in self.heap.native(held.objects, 8)
+        )
+        if is_counted:
+            return "in progress", (
+                "in no variable: probably a value in progress, an argument of a call that runs; else a native owner"
+            )
+        return "native", "a native owner that Python does not show"
 
     def _ways(self, target: Any) -> list[tuple[int, list[dict[str, Any]]]]:
         """The shortest way to an object, as steps; for one in a dead cycle, a step that says so."""
@@ -292,9 +323,14 @@ class _Search:
         if held.used < held.bytes // 2:
             share = 100 * held.used / held.bytes
             view = f"view of {_text.size(held.bytes)} storage using {share:.1f} %"
+        if self._is_over() and not paths:
+            # The search may have stopped on the way, and so may that for a cycle.
+            self.is_late = True
+            cycle = None
         if not paths and cycle is None:
-            step = {"text": "a native owner that Python does not show", "kind": "native", "type": ""}
-            paths = [finish([step])._replace(kind="native", cure=CURES["native"])]
+            kind, text = self._why_no_way(held)
+            step = {"text": text, "kind": kind, "type": ""}
+            paths = [Path(text, kind, (step,), CURES[kind])]
         if view is not None and not (cycle or {}).get("collectable"):
             cure = CURES["view"]
         elif cycle is not None:
@@ -332,16 +368,17 @@ def _tick(steps: list[dict[str, Any]]) -> str:
 
 
 class _Quiet:
-    """Python's collector does not run meanwhile, and no tensor subclass is asked."""
+    """Python's collector does not run meanwhile, and no tensor subclass and no mode is asked."""
 
     def __enter__(self) -> None:
         self.was_enabled = gc.isenabled()
         gc.disable()
-        self.guard = torch._C.DisableTorchFunctionSubclass()
-        self.guard.__enter__()
+        self.guards = contextlib.ExitStack()
+        self.guards.enter_context(torch._C.DisableTorchFunction())
+        self.guards.enter_context(torch._C._DisableTorchDispatch())
 
     def __exit__(self, *error: object) -> None:
-        self.guard.__exit__(None, None, None)
+        self.guards.close()
         if self.was_enabled:
             gc.enable()
 
@@ -394,7 +431,7 @@ def for_out_of_memory(
 def _report(top: int, device: Any, seconds: float, failure: dict[str, Any] | None) -> Report:
     with _Quiet():
         segments = _memory.snapshot() if _memory.used_devices() else []
-        with _Search(seconds) as search:
+        with _Search(seconds, is_failure=failure is not None) as search:
             if segments is None:
                 search.notes.append("the allocator in use does not tell its segments: what it holds counts as context")
             return Report(_collect(search, top, device, seconds, segments or [], failure))
@@ -417,8 +454,8 @@ def _collect(
         total["storages"] += 1
     shown = []
     for held in chosen[: max(0, top)]:
-        late = search.elapsed() > seconds
-        shown.append(search.storage(held, 1 if late else MAX_PATHS))
+        search.is_late = search.is_late or search.elapsed() > seconds
+        shown.append(search.storage(held, 1 if search.is_late else MAX_PATHS))
     addresses = {held.address for held in search.storages.by_key.values()}
     unknown_bytes, unknown_blocks = _memory.unknown_blocks(segments, addresses, index)
     devices = [number for number in _memory.used_devices() if index is None or number == index]

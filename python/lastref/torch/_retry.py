@@ -321,7 +321,13 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, BaseExceptionGroup):
         return all(is_out_of_memory(inner) for inner in error.exceptions)
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+    if not isinstance(error, RuntimeError):
+        return False
+    try:
+        words = str(error)
+    except Exception:  # the program's own class; its error leaves, not this one
+        return False
+    return any(text in words for text in _TEXTS)
 
 
 def _first_line(error: BaseException | None) -> str:

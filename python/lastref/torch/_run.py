@@ -3,13 +3,15 @@
 `start` is called once, when the program has imported torch. A program that dies of an exception calls
 `sys.excepthook`, with the frames that died and their variables; the one set here calls the one before it, which
 prints the traceback, and then prints the report. Where the program has set a hook of its own later, the
-report is printed at exit instead: Python keeps the exception in `sys.last_value` until then.
+report is printed at exit instead: Python keeps the exception in `sys.last_value` until then. A thread that dies
+is reported in the same way, by `threading.excepthook`, though the program goes on.
 """
 
 import atexit
 import os
 import re
 import sys
+import threading
 import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -51,6 +53,14 @@ def start(settings: dict[str, Any]) -> None:
         report_death(error, settings)
 
     sys.excepthook = excepthook
+    previous_of_threads = threading.excepthook
+
+    def excepthook_of_threads(dying: threading.ExceptHookArgs) -> None:
+        previous_of_threads(dying)
+        if dying.exc_value is not None:
+            report_death(dying.exc_value, settings)
+
+    threading.excepthook = excepthook_of_threads
     atexit.register(_at_exit, settings)
 
 

@@ -83,12 +83,25 @@ def _find_or_compile(torch: Any) -> Path:
         return shipped
     folder = _cache()
     library = folder / name
-    if not library.is_file():
+    if not _is_whole(library):
         with _locked(folder / (name + ".lock")):
-            if not library.is_file():
+            if not _is_whole(library):
                 compile_library(torch, SOURCE, library)
     _check_owner(library)
     return library
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it is there, and not cut off, by a crash of the machine: loading half of it would end the process."""
+    try:
+        with open(library, "rb") as file:
+            header = file.read(64)
+            size = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return False
+    # In ELF of 64 bits: where the table of sections begins, which comes last, and the size and number of its entries.
+    start, each, count = (int.from_bytes(header[at : at + n], sys.byteorder) for at, n in ((40, 8), (58, 2), (60, 2)))
+    return header[:4] == b"\x7fELF" and len(header) == 64 and start + each * count <= size
 
 
 def _key(torch: Any) -> str:

@@ -54,10 +54,14 @@ def report_text(data: dict[str, Any], color: bool) -> str:
     if failure is not None:
         where = "the CPU" if failure["device"] is None else f"cuda:{failure['device']}"
         lines.append(paint(_RED + _BOLD, f"out of memory: {size(failure['requested'])} more on {where}"))
+        for device in data["devices"]:
+            if device["index"] == failure["device"] and device["total"] < failure["requested"]:
+                lines.append(f"  it can never fit: the whole device has {size(device['total'])}")
         for rung in failure["rungs"]:
-            lines.append(
-                f"  tried {rung['name']}: {size(rung['bytes'])} came free in {rung['microseconds'] / 1000:.1f} ms"
-            )
+            if rung["bytes"] or rung["microseconds"]:  # else it was not come to
+                lines.append(
+                    f"  tried {rung['name']}: {size(rung['bytes'])} came free in {rung['microseconds'] / 1000:.1f} ms"
+                )
         lines.append("")
     for device in data["devices"]:
         lines.extend(_device_lines(device, paint))

@@ -26,6 +26,7 @@ metrics starts nothing. The largest hole is read from a snapshot of the allocato
 proportion to its blocks.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -186,10 +187,15 @@ def _torch_devices() -> Iterator[_Device]:
     if not cuda.is_initialized():
         return
     holes: dict[int, int] = {}
-    for segment in cuda.memory_snapshot(include_traces=False):
-        _add_hole(holes, segment)
+    # Other allocators than PyTorch's own cannot tell everything; a scrape gets what there is.
+    with contextlib.suppress(RuntimeError):
+        for segment in cuda.memory_snapshot(include_traces=False):
+            _add_hole(holes, segment)
     for index in range(cuda.device_count()):
-        stats = cuda.memory_stats(index)
+        try:
+            stats = cuda.memory_stats(index)
+        except RuntimeError:
+            continue
         if stats:
             yield ("torch", str(index)), _values(stats, holes.get(index, 0))
 

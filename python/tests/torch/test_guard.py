@@ -201,6 +201,19 @@ say(error=error, frozen=frozen_text, saved=saved_text, off=off_text)
     assert "frozen" not in error
 
 
+def test_an_argument_of_the_failing_call_is_no_native_owner(run_program: Any) -> None:
+    program = """
+weight = torch.empty(MIB, device="cuda")
+with lastref.torch.guard():
+    text = text_of(lambda: torch.relu(torch.empty(700 * MIB, dtype=torch.uint8, device="cuda")))
+say(text=text)
+"""
+    text = run_program(program, mib=1000)["text"]
+    assert "700 MiB" in text
+    assert "probably a value in progress" in text
+    assert "look for libraries" not in text
+
+
 def test_the_report_is_in_the_error_and_as_a_file(run_program: Any, tmp_path: Path) -> None:
     done = run_program(
         """
@@ -217,6 +230,26 @@ say(error=error, rungs=report.to_dict()["out_of_memory"]["rungs"])
     assert [rung["name"] for rung in done["rungs"]] == ["search again", "cycle collection", "callbacks"]
     (written,) = tmp_path.glob("oom-*.json")
     assert json.loads(written.read_text())["out_of_memory"]["requested"] == 500 << 20
+
+
+def test_without_pytorchs_cache(run_program: Any) -> None:
+    program = """
+gc.disable()
+with lastref.torch.guard():
+    for _ in range(20):
+        dead_cycle(300)
+    kept = full(600)
+    try:
+        full(700)
+    except torch.AcceleratorError as error:
+        text = str(error)
+say(text=text, rescues=rescues(), failures=lastref.torch.guard_stats()["failures"])
+"""
+    said = run_program(program, mib=1000, env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    assert "out of memory" in said["text"]
+    assert "global `kept`" in said["text"]
+    assert said["rescues"]["cycle collection"] >= 5
+    assert said["failures"] == 1
 
 
 def test_a_report_that_fails_or_takes_too_long_leaves_the_few_lines(run_program: Any) -> None:
@@ -278,6 +311,23 @@ say(error=error, limited=limited, runs=lastref.gc.stats()["oom"].runs, ooms=num_
     assert "nothing was tried, since 800.0 MiB will never fit" in done["limited"]
     assert (done["runs"], done["ooms"]) == (0, 2)
     assert "called" not in done["stdout"]
+
+
+def test_what_can_never_fit_is_said_with_the_report_too(run_program: Any) -> None:
+    done = run_program(
+        """
+lastref.torch.guard()
+error = text_of(lambda: full(1200))
+torch.cuda.memory.set_per_process_memory_fraction(0.7)
+say(error=error, limited=text_of(lambda: full(800)))
+""",
+        mib=900,
+    )
+    for text in done["error"], done["limited"]:
+        assert "nothing was tried, since" in text
+        assert "tried search" not in text
+    assert "it can never fit: the whole device has 900 MiB" in done["error"]
+    assert "set_per_process_memory_fraction(0.7) allows this process 630 MiB" in done["limited"]
 
 
 # Callbacks
@@ -596,6 +646,15 @@ assert subprocess.run(child).returncode == 0
     run_torch("-c", program, env={"LASTREF_CACHE": str(tmp_path / "cache"), "CXX": str(wrapper)})
     assert log.read_text() == "run\n"
     assert len(list((tmp_path / "cache" / "shim").glob("*.so"))) == 1
+
+
+def test_half_a_library_is_compiled_anew(run_program: Any, tmp_path: Path) -> None:
+    program = "say(mode=lastref.torch.guard().mode)"
+    env = {"LASTREF_CACHE": str(tmp_path)}
+    run_program(program, env=env)
+    (library,) = (tmp_path / "shim").glob("*.so")
+    library.write_bytes(library.read_bytes()[:1000])
+    assert run_program(program, env=env)["mode"] == "retry"
 
 
 def test_a_library_that_anyone_may_write_is_not_loaded(run_program: Any, tmp_path: Path) -> None:

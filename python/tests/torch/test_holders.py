@@ -35,7 +35,10 @@ def make(**options: Any) -> torch.Tensor:
 
 def find(num_bytes: int = 4 * N) -> dict[str, Any]:
     """The one storage of this size, as the report has it."""
-    found = [storage for storage in report(top=10_000).to_dict()["storages"] if storage["bytes"] == num_bytes]
+    # On a machine with much else to do it may take long.
+    data = report(top=10_000, seconds=60).to_dict()
+    assert not data["truncated"]
+    found = [storage for storage in data["storages"] if storage["bytes"] == num_bytes]
     assert len(found) == 1, f"{len(found)} storages of {num_bytes} bytes"
     return found[0]
 
@@ -570,6 +573,34 @@ def test_variable() -> None:
     assert [step["function"] for step in found[0].steps] == ["test_variable"]
     assert found[0].steps[0]["file"] == __file__
     assert "del" in found[0].cure
+
+
+@pytest.mark.parametrize(
+    ("hold", "cure"),
+    [
+        (lambda t: t, "delete the variable (del), or let the function return"),
+        (lambda t: (t,), "delete the variable (del), or let the function return"),
+        (lambda t: [(1, t)], "take it out of `x` when you are done with it"),
+        (lambda t: types.SimpleNamespace(seen={"a": [t]}), "take it out of `x.seen['a']` when you are done with it"),
+        (lambda t: types.SimpleNamespace(a=types.SimpleNamespace(b=(t,))), "set `x.a.b` to None when you are done with it"),
+        (lambda t: Slotted({t}), "take it out of `x.value` when you are done with it"),
+    ],
+)
+def test_cure_names_what_to_clear(hold: Callable[[torch.Tensor], Any], cure: str) -> None:
+    x = hold(make())
+    assert find()["cure"] == cure
+    del x
+
+
+def test_cure_of_a_hook_that_collects() -> None:
+    net = torch.nn.Linear(1, 1)
+    net.features = []  # type: ignore[assignment]
+    net.register_forward_hook(lambda module, args, result: module.features.append(result.detach()))
+    net(torch.zeros(N, 1))
+    found = find()
+    assert "`net.features[0]`" in found["paths"][0]["words"]
+    assert found["cure"] == "take it out of `net.features` when you are done with it"
+    net.features.clear()  # type: ignore[operator]
 
 
 def test_loop_variable_of_a_caller() -> None:
@@ -1109,6 +1140,31 @@ def test_truncated() -> None:
     found = report(seconds=0.0)
     assert found.to_dict()["truncated"]
     assert "stopped for want of time" in str(found)
+
+
+def test_what_was_not_looked_at_is_no_native_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [make() for _ in range(5)]
+    found = report(seconds=0.0)
+    text = str(found)
+    assert "native owner" not in text
+    assert "not looked at in time" in text
+    assert "seconds=" in text
+
+    # Time is over while the storages are gone through.
+    from lastref.torch import _report
+
+    elapsed = _report._Search.elapsed
+    monkeypatch.setattr(_report._Search, "elapsed", lambda self: elapsed(self) + 3 * hasattr(self, "is_over"))
+
+    def paths(self: Any, held: Any, limit: int) -> Any:
+        self.is_over = True
+        return [], None
+
+    monkeypatch.setattr(_report._Search, "paths", paths)
+    data = report(top=1).to_dict()
+    assert data["truncated"]
+    assert [path["words"] for path in data["storages"][0]["paths"]] == ["not looked at in time"]
+    del tensors
 
 
 def test_many_threads() -> None:

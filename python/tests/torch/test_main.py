@@ -215,6 +215,15 @@ def test_when_there_is_a_report(
     assert len(list(tmp_path.iterdir())) == (2 if reported else 0)
 
 
+def test_a_thread_that_dies_is_reported(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
+    program = "import threading\nt = threading.Thread(target=train)\nt.start()\nt.join()\nprint('on')"
+    done = run_torch(*MAIN, "-c", OUT_OF_MEMORY + program, cwd=tmp_path)
+    assert done.stdout == "on\n"
+    assert done.stderr.count("this report is in") == 1
+    assert "variable `activations` in `train`" in done.stderr
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_report_as_json_and_elsewhere(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
     done = run_torch(
         *MAIN, "--json", "--report-dir=a/b", "-c", OUT_OF_MEMORY + "train()", cwd=tmp_path, status=1

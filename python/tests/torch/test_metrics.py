@@ -116,3 +116,14 @@ except ImportError as error:
     print(error)
 """
     assert "pip install prometheus-client" in run_torch("-c", program).stdout
+
+
+def test_another_allocator_gives_what_it_can(run_torch: RunTorch) -> None:
+    program = """
+import torch
+import lastref.torch.metrics as metrics
+x = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+print(metrics.text())
+"""
+    found = samples(run_torch("-c", program, env={"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}).stdout)
+    assert "lastref_collections_total,reason=oom" in found

@@ -181,6 +181,18 @@ def test_what_counts_as_out_of_memory(error: BaseException) -> None:
     assert retry(step) == "done"
 
 
+def test_an_error_that_cannot_be_shown_leaves_as_it_is() -> None:
+    class Mute(RuntimeError):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    def step() -> None:
+        raise Mute
+
+    with pytest.raises(Mute):
+        retry(step)
+
+
 def test_a_group_with_another_error_is_not_out_of_memory() -> None:
     with pytest.raises(ExceptionGroup):
         retry(

@@ -491,7 +491,10 @@ class Guard final : public CUDAAllocator {
         taken.fetch_add(bytes);
       }
       return result;
-    } catch (const c10::OutOfMemoryError&) {
+    } catch (const c10::Error& failed) {
+      if (!is_out_of_memory(failed)) {
+        throw;
+      }
       if (!may_climb()) {
         counters.not_climbed.fetch_add(1);
         tell_final_failure();
@@ -500,6 +503,15 @@ class Guard final : public CUDAAllocator {
       error = std::current_exception();
     }
     return climb(bytes, attempt, error);
+  }
+
+  // Without its cache (PYTORCH_NO_CUDA_MEMORY_CACHING) PyTorch passes the driver's error on.
+  static bool is_out_of_memory(const c10::Error& error) noexcept {
+    if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) {
+      return true;
+    }
+    const auto* accelerators = dynamic_cast<const c10::AcceleratorError*>(&error);
+    return accelerators != nullptr && accelerators->get_error_code() == cudaErrorMemoryAllocation;
   }
 
   // The first half of invariant 4. Which thread collects, only lastref knows.
@@ -532,7 +544,10 @@ class Guard final : public CUDAAllocator {
     }
     try {
       return attempt();
-    } catch (const c10::OutOfMemoryError&) {
+    } catch (const c10::Error& failed) {
+      if (!is_out_of_memory(failed)) {
+        throw;
+      }
       error = std::current_exception();
       return std::nullopt;
     }
@@ -642,7 +657,7 @@ class Guard final : public CUDAAllocator {
     }
     try {
       std::rethrow_exception(error);
-    } catch (c10::OutOfMemoryError& out_of_memory) {
+    } catch (c10::Error& out_of_memory) {
       // One piece of context would be put in brackets; two make two lines.
       const auto end = text.find('\n');
       out_of_memory.add_context(text.substr(0, end));
