@@ -271,9 +271,9 @@ fn demonstrated(workspace: &Workspace, said: &str) -> Result<()> {
             "the demonstration says to read {file}, and the README does not"
         );
     }
-    let (_, quoted) = readme
-        .split_once("<!-- demo -->\n```text\n")
-        .context("the README quotes the demonstration in a block of `text` that is marked `demo`")?;
+    let (_, quoted) = readme.split_once("<!-- demo -->\n```text\n").context(
+        "the README quotes the demonstration in a block of `text` that is marked `demo`",
+    )?;
     let (quoted, _) = quoted
         .split_once("```")
         .context("a block in the README does not end")?;
