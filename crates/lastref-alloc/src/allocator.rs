@@ -277,7 +277,6 @@ impl<D: Device> CachingAllocator<D> {
         lock(&self.shared.state).drain_caches();
         let waited = self.shared.wait_for_streams();
         let mut state = lock(&self.shared.state);
-        state.drain_caches();
         let released = state.release_cached(&self.shared.device, u64::MAX);
         waited.map(|_| released)
     }
