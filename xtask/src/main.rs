@@ -1,4 +1,4 @@
-//! The project's chores, one command each: `cargo xtask demo | test | bench | lint | docs | torch`.
+//! The project's chores, one command each: `cargo xtask demo | test | bench | mutants | lint | docs | torch`.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -19,6 +19,7 @@
 )]
 
 mod command;
+mod mutants;
 mod python;
 mod rules;
 mod steps;
@@ -67,6 +68,11 @@ enum Task {
         json: bool,
         /// The traces to replay [default: all there are]
         traces: Vec<PathBuf>,
+    },
+    /// Break the allocator in one place after the other, and see that its tests notice
+    Mutants {
+        /// Only those with this in their description
+        part: Option<String>,
     },
     /// Formatting, clippy, the rules of this workspace, licences
     Lint,
@@ -138,6 +144,7 @@ fn run(task: Task) -> Result<()> {
             ..
         } => torch::bench(&workspace),
         Task::Torch { version } => torch::changes(&workspace, &version),
+        Task::Mutants { part } => mutants::run(&workspace, part.as_deref()),
         Task::Lint => Steps::run(|steps| suite::lint(&workspace, steps)),
         Task::Docs => Steps::run(|steps| suite::docs(&workspace, steps)),
     }

@@ -179,7 +179,6 @@ impl<D: Device> CachingAllocator<D> {
         lock(&self.shared.state).drain_caches();
         let waited = self.shared.wait_for_streams();
         let mut state = lock(&self.shared.state);
-        state.drain_caches();
         let released = state.release_cached(&self.shared.device, u64::MAX);
         state.book_empty_cache(released);
         waited.map(|_| released)

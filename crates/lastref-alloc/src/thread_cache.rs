@@ -305,9 +305,10 @@ impl ThreadCache {
 
     /// Takes over a cache whose thread has ended.
     pub(crate) fn adopt(&self) -> bool {
-        let (taken, not) = (Ordering::Acquire, Ordering::Relaxed);
+        // What is in it is for its flag to hand over.
+        let relaxed = Ordering::Relaxed;
         self.attached
-            .compare_exchange(false, true, taken, not)
+            .compare_exchange(false, true, relaxed, relaxed)
             .is_ok()
     }
 
@@ -329,7 +330,7 @@ struct Attached(RefCell<Vec<Mine>>);
 impl Drop for Attached {
     fn drop(&mut self) {
         for mine in self.0.get_mut().drain(..) {
-            mine.cache.attached.store(false, Ordering::Release);
+            mine.cache.attached.store(false, Ordering::Relaxed);
         }
     }
 }

@@ -201,8 +201,9 @@ fn the_last_small_block_and_the_last_handle_go_at_once() {
         let block = allocator.alloc(1000, S0).unwrap();
         let other = allocator.clone();
         let thread = thread::spawn(move || {
-            drop(block);
+            cached(&other, 1000);
             drop(other);
+            drop(block);
         });
         drop(allocator);
         thread.join().unwrap();
