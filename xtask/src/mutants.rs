@@ -5,13 +5,14 @@
 //! that no test notices, is an error.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use crate::rules;
 use crate::workspace::Workspace;
 
 const CRATE: &str = "crates/lastref-alloc";
@@ -28,14 +29,11 @@ struct Mutant {
 
 /// Makes every mutant, or those with `part` in their description, and runs their tests.
 pub(crate) fn run(workspace: &Workspace, part: Option<&str>) -> Result<()> {
-    let list = fs::read_to_string(workspace.root.join(CRATE).join("tests/mutants.json"))?;
-    let list: Vec<Value> = serde_json::from_str(&list).context("mutants.json")?;
     let copy = workspace.target.join("mutants");
     copy_sources(&workspace.root, &copy)?;
     let mut survivors = Vec::new();
     let mut count = 0;
-    for entry in &list {
-        let mutant = Mutant::read(entry)?;
+    for mutant in list(workspace)? {
         if part.is_some_and(|part| !mutant.what.contains(part)) {
             continue;
         }
@@ -61,6 +59,23 @@ pub(crate) fn run(workspace: &Workspace, part: Option<&str>) -> Result<()> {
     );
     println!("{count} mutants, each noticed by its tests");
     Ok(())
+}
+
+fn list(workspace: &Workspace) -> Result<Vec<Mutant>> {
+    let list = fs::read_to_string(workspace.root.join(CRATE).join("tests/mutants.json"))?;
+    let list: Vec<Value> = serde_json::from_str(&list).context("mutants.json")?;
+    list.iter().map(Mutant::read).collect()
+}
+
+/// Every mutation can be made in the sources as they are. Whether tests notice takes too long here.
+pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+    let mut broken = Vec::new();
+    for mutant in list(workspace)? {
+        if let Err(error) = mutant.read_sound(&workspace.root) {
+            broken.push(format!("{error:#}"));
+        }
+    }
+    rules::report(&broken)
 }
 
 /// Copies what git knows of.
@@ -111,13 +126,19 @@ impl Mutant {
         })
     }
 
-    /// Makes the mutation in the copy; returns the file and what it was.
-    fn make(&self, copy: &Path) -> Result<(std::path::PathBuf, String)> {
-        let file = copy.join(CRATE).join(&self.file);
+    /// The file under `root` and what it is without the mutation, which has just one place there.
+    fn read_sound(&self, root: &Path) -> Result<(PathBuf, String)> {
+        let file = root.join(CRATE).join(&self.file);
         let sound = fs::read_to_string(&file).with_context(|| self.file.clone())?;
         if sound.matches(&self.from).count() != 1 {
             bail!("{}: {:?} is not there just once", self.file, self.from);
         }
+        Ok((file, sound))
+    }
+
+    /// Makes the mutation in the copy; returns the file and what it was.
+    fn make(&self, copy: &Path) -> Result<(PathBuf, String)> {
+        let (file, sound) = self.read_sound(copy)?;
         fs::write(&file, sound.replace(&self.from, &self.to))?;
         Ok((file, sound))
     }

@@ -15,7 +15,7 @@ use crate::workspace::Workspace;
 pub(crate) type Rule = (&'static str, fn(&Workspace) -> Result<()>);
 
 /// Every rule.
-pub(crate) const RULES: [Rule; 8] = [
+pub(crate) const RULES: [Rule; 9] = [
     ("crates depend on each other only as allowed", arrows::check),
     (
         "lastref-alloc has few dependencies",
@@ -31,12 +31,13 @@ pub(crate) const RULES: [Rule; 8] = [
         unsafety::check_forbidden,
     ),
     ("locks and atomics come from sync.rs", sync::check),
+    ("mutations fit the sources", crate::mutants::check),
     ("files hold clean text", text::check_files),
     ("commit messages hold clean text", text::check_commits),
 ];
 
 /// An error that lists what breaks a rule, if anything does.
-fn report(broken: &[String]) -> Result<()> {
+pub(crate) fn report(broken: &[String]) -> Result<()> {
     if !broken.is_empty() {
         bail!("\n  {}", broken.join("\n  "));
     }
