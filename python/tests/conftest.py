@@ -45,6 +45,17 @@ def gc_disabled() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    """As `gc_disabled`, with nothing left to collect before and after, and nothing frozen."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.unfreeze()
+    gc.enable()
+    gc.collect()
+
+
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 

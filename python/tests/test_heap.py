@@ -154,16 +154,6 @@ def dead_cycle() -> None:
     box.other = box  # type: ignore[assignment]
 
 
-@pytest.fixture
-def no_gc() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.unfreeze()
-    gc.enable()
-    gc.collect()
-
-
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("freezes", [False, True])
 def test_cycle(heap: Any, freezes: bool) -> None:

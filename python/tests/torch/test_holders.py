@@ -847,16 +847,6 @@ def dead_cycle() -> None:
     made.other = made  # type: ignore[assignment]
 
 
-@pytest.fixture
-def no_gc() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.unfreeze()
-    gc.enable()
-    gc.collect()
-
-
 @pytest.mark.usefixtures("no_gc")
 def test_dead_cycle() -> None:
     dead_cycle()
