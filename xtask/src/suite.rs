@@ -1,6 +1,7 @@
 //! Which steps `test`, `test --all`, `lint` and `docs` consist of.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
@@ -220,6 +221,14 @@ fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
         traces::verify(workspace)
     })?;
     steps.step("packages of the library crates", || {
+        let cargo_home = std::env::var_os("CARGO_HOME").map_or_else(
+            || std::env::home_dir().unwrap_or_default().join(".cargo"),
+            PathBuf::from,
+        );
+        forget_unpacked(
+            &cargo_home,
+            workspace.published().map(|member| member.name.as_str()),
+        )?;
         let mut package = cargo(workspace).args(["package", "--allow-dirty"]);
         for member in workspace.published() {
             package = package.args(["--package", member.name.as_str()]);
@@ -247,6 +256,35 @@ fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
         );
         Ok(())
     }
+}
+
+/// Removes what earlier runs of `cargo package` unpacked of the crates called `names`.
+///
+/// Cargo hands the crates of one run to each other through a registry of its own under `target`,
+/// and unpacks them in its home under a name made of that path and the version alone: the next run
+/// in the same place would build against the sources of the last one. Registries with a host are
+/// left alone, since what they hold does not change.
+fn forget_unpacked<'a>(cargo_home: &Path, names: impl Iterator<Item = &'a str>) -> Result<()> {
+    let prefixes: Vec<String> = names.map(|name| format!("{name}-")).collect();
+    let Ok(registries) = fs::read_dir(cargo_home.join("registry").join("src")) else {
+        return Ok(());
+    };
+    for registry in registries {
+        let registry = registry?;
+        if !registry.file_name().to_string_lossy().starts_with('-') {
+            continue;
+        }
+        for unpacked in fs::read_dir(registry.path())? {
+            let unpacked = unpacked?;
+            let name = unpacked.file_name();
+            let name = name.to_string_lossy();
+            if prefixes.iter().any(|prefix| name.starts_with(prefix)) {
+                fs::remove_dir_all(unpacked.path())
+                    .with_context(|| format!("cannot remove {}", unpacked.path().display()))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The demonstration came to its end; the files it names are there and in the README, and what the
@@ -345,5 +383,32 @@ mod tests {
             without_addresses("at 0x1, 2"),
             without_addresses("at 0x1, 3")
         );
+    }
+
+    #[test]
+    fn only_our_crates_in_registries_without_a_host_are_forgotten() {
+        let home = std::env::temp_dir().join(format!("xtask-unpacked-{}", std::process::id()));
+        let sources = home.join("registry").join("src");
+        let kept = [
+            "-1a/other-0.1.0",
+            "-1a/aardvark-0.1.0",
+            "index-2b/ours-0.1.0",
+        ];
+        let gone = ["-1a/ours-0.1.0", "-1a/ours-core-0.2.0", "-3c/ours-0.1.0"];
+        for unpacked in kept.iter().chain(&gone) {
+            fs::create_dir_all(sources.join(unpacked).join("src")).unwrap();
+        }
+        forget_unpacked(&home, ["ours", "ours-core"].into_iter()).unwrap();
+        for unpacked in kept {
+            assert!(sources.join(unpacked).exists(), "{unpacked} is gone");
+        }
+        for unpacked in gone {
+            assert!(
+                !sources.join(unpacked).exists(),
+                "{unpacked} is still there"
+            );
+        }
+        fs::remove_dir_all(&home).unwrap();
+        forget_unpacked(&home, ["ours"].into_iter()).unwrap();
     }
 }
