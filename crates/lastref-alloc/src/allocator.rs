@@ -29,17 +29,18 @@ use crate::block::Block;
 use crate::clock::StreamSlot;
 use crate::device::{BlockObserver, Device, DeviceError, DevicePtr, DeviceResult, StreamId};
 use crate::error::{AllocError, InvalidFraction, OutOfMemoryError};
-use crate::heap::{MIN_BLOCK_BYTES, NodeId};
+use crate::heap::{NodeId, rounded};
 use crate::ladder::{
     ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungOutcome, RungReport,
     microseconds,
 };
+use crate::owner::{Held, Lock, lock};
 use crate::options::{AllocatorOptions, Backing, InvalidOption, Limit};
 use crate::pinning::pinned;
 use crate::pool::{PoolStats, routed};
 use crate::state::{Miss, POOLS, Place, PoolId, Request, State};
 use crate::stats::MemoryStats;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock, thread_local, unique};
+use crate::sync::{AtomicU64, Ordering, thread_local, unique};
 use crate::thread_cache::{self, Take};
 
 /// No device has more; sizes up to this can be added without overflow.
@@ -124,8 +125,8 @@ impl<D: Device> CachingAllocator<D> {
             observer: device.block_observer(),
             device,
             id,
-            state: Mutex::new(state),
-            reclaimers: Mutex::new(Vec::new()),
+            state: Lock::new(state),
+            reclaimers: Lock::new(Vec::new()),
             next_reclaimer: AtomicU64::new(0),
             num_scopes: AtomicU64::new(0),
         };
@@ -255,9 +256,7 @@ impl<D: Device> CachingAllocator<D> {
     pub fn reset_peak_stats(&self) {
         let mut state = lock(&self.shared.state);
         state.fold_all();
-        for tally in state.books.tallies_mut() {
-            tally.reset_peaks();
-        }
+        state.reset_peak_stats();
     }
 
     /// Sets everything that is counted up (allocated, freed, retries, rungs and so on) to zero.
@@ -277,7 +276,7 @@ impl<D: Device> CachingAllocator<D> {
     pub fn snapshot(&self) -> Snapshot {
         let mut state = lock(&self.shared.state);
         state.drain_caches();
-        let active = state.books.active_bytes.current();
+        let active = state.books.active_bytes().current();
         state.history.push(
             TraceAction::Snapshot,
             DevicePtr::NULL,
@@ -381,9 +380,9 @@ pub(crate) struct Shared<D: Device> {
     observer: Option<Arc<dyn BlockObserver>>,
     /// Names it among other allocators.
     pub(crate) id: u64,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Lock<State>,
     /// Sorted by level, then by age.
-    reclaimers: Mutex<Vec<(ReclaimerId, Arc<dyn Reclaimer>)>>,
+    reclaimers: Lock<Vec<(ReclaimerId, Arc<dyn Reclaimer>)>>,
     next_reclaimer: AtomicU64,
     /// Open scopes of its pools, on all threads.
     pub(crate) num_scopes: AtomicU64,
@@ -391,6 +390,7 @@ pub(crate) struct Shared<D: Device> {
 
 impl<D: Device> Shared<D> {
     /// What [`CachingAllocator::alloc`] does, in a pool.
+    #[inline]
     #[track_caller]
     pub(crate) fn alloc_in(
         shared: &Handle<D>,
@@ -417,13 +417,13 @@ impl<D: Device> Shared<D> {
             }
         };
         if let Some(observer) = &shared.observer {
-            let rounded = bytes.next_multiple_of(MIN_BLOCK_BYTES);
-            observer.allocated(place.1, rounded, stream, Location::caller());
+            observer.allocated(place.1, rounded(bytes), stream, Location::caller());
         }
         Ok(block(Some(place)))
     }
 
     /// Allocates from the heap; for a small request, visits this thread's cache if that is asked.
+    #[inline(never)]
     fn alloc(
         &self,
         pool: PoolId,
@@ -435,7 +435,11 @@ impl<D: Device> Shared<D> {
         if bytes > MAX_BYTES {
             return Err(self.too_large(bytes, &state));
         }
-        let slot = state.clocks.slot(&self.device, stream)?;
+        let slot = if stream == StreamId::DEFAULT {
+            StreamSlot::DEFAULT
+        } else {
+            state.clocks.slot(&self.device, stream)?
+        };
         if state.clocks.is_retired(slot) {
             return Err(AllocError::RetiredStream { stream });
         }
@@ -446,23 +450,37 @@ impl<D: Device> Shared<D> {
         }
         let request = Request {
             requested: bytes,
-            bytes: bytes.next_multiple_of(MIN_BLOCK_BYTES),
+            bytes: rounded(bytes),
             stream: slot,
             pool,
         };
+        if let Some(place) = state.take_free(&request) {
+            return Ok(place);
+        }
+        self.obtain(state, &request)
+    }
+
+    /// Allocates what could not be had at once.
+    #[cold]
+    fn obtain<'a>(
+        &'a self,
+        mut state: Held<'a, State>,
+        request: &Request,
+    ) -> Result<Place, AllocError> {
+        let pool = request.pool;
         if pool != PoolId::DEFAULT && self.device.is_capturing() {
             state.keep(pool);
         }
         let may_wait = state.wait_before_growing;
-        let mut result = state.attempt(&self.device, &request, may_wait);
+        let mut result = state.attempt(&self.device, request, may_wait);
         if matches!(result, Err(Miss::Busy)) {
             state = self.wait_before_growing(state);
-            result = state.attempt(&self.device, &request, false);
+            result = state.attempt(&self.device, request, false);
         }
         match result {
-            Ok(node) => Ok(state.place(node, &request)),
+            Ok(place) => Ok(place),
             Err(Miss::Device(error)) => Err(error.into()),
-            Err(Miss::Full | Miss::Busy) => self.climb(state, &request),
+            Err(Miss::Full | Miss::Busy) => self.climb(state, request),
         }
     }
 
@@ -553,8 +571,8 @@ impl<D: Device> Shared<D> {
     /// no reason to fail: then pages are created.
     fn wait_before_growing<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
-    ) -> MutexGuard<'a, State> {
+        mut state: Held<'a, State>,
+    ) -> Held<'a, State> {
         state.stats.num_waits_before_growing += 1;
         drop(state);
         let waited = self.wait_for_streams();
@@ -566,7 +584,7 @@ impl<D: Device> Shared<D> {
     // ---- the ladder ----------------------------------------------------------------------------
 
     /// Climbs the ladder after an attempt that found the memory full.
-    fn climb(&self, state: MutexGuard<'_, State>, request: &Request) -> Result<Place, AllocError> {
+    fn climb(&self, state: Held<'_, State>, request: &Request) -> Result<Place, AllocError> {
         let most = self.most(&state);
         if request.bytes > most {
             return Err(self.too_large(request.requested, &state));
@@ -638,7 +656,7 @@ type Found = Option<Place>;
 impl<'a, D: Device> Climb<'a, D> {
     fn attempt(&mut self, state: &mut State) -> Result<Found, AllocError> {
         match state.attempt(&self.shared.device, self.request, false) {
-            Ok(node) => Ok(Some(state.place(node, self.request))),
+            Ok(place) => Ok(Some(place)),
             Err(Miss::Full | Miss::Busy) => {
                 self.freed_before = state.books.allocated_bytes.freed();
                 Ok(None)
@@ -700,7 +718,7 @@ impl<'a, D: Device> Climb<'a, D> {
     }
 
     /// Gives back as many segments as are missing, and tries again; then all of them.
-    fn release_and_retry(&mut self, mut state: MutexGuard<'a, State>) -> Result<Found, AllocError> {
+    fn release_and_retry(&mut self, mut state: Held<'a, State>) -> Result<Found, AllocError> {
         let shared = self.shared;
         let missing = state.missing_for(&shared.device, self.request)?;
         state.stats.num_alloc_retries += 1;

@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 use crate::allocator::Shared;
 use crate::device::Device;
 use crate::state::State;
-use crate::sync::lock;
+use crate::owner::lock;
 
 /// A counted handle to an allocator.
 pub(crate) struct Handle<D: Device>(BlockAnchor<D>);
@@ -88,6 +88,7 @@ impl<D: Device> BlockAnchor<D> {
 
     /// Changes the state so that the block is freed, or the handle gone, and frees the allocator if
     /// that was the last.
+    #[inline]
     pub(crate) fn release(&self, change: impl FnOnce(&mut State)) {
         let mut state = lock(&self.shared().state);
         change(&mut state);

@@ -6,7 +6,7 @@ use crate::allocator::{CachingAllocator, Shared};
 use crate::anchor::BlockAnchor;
 use crate::clock::StreamSlot;
 use crate::device::{Device, DevicePtr, DeviceResult, StreamId};
-use crate::heap::{MIN_BLOCK_BYTES, NodeId};
+use crate::heap::{NodeId, rounded};
 use crate::state::{PoolId, State};
 use crate::sync::{AtomicBool, Ordering};
 use crate::thread_cache::{self, Entry, Put};
@@ -30,7 +30,6 @@ pub struct Block<D: Device> {
     pool: PoolId,
     ptr: DevicePtr,
     requested: u64,
-    bytes: u64,
     stream: StreamId,
     slot: StreamSlot,
     /// Of its allocation, in the history.
@@ -41,6 +40,7 @@ pub struct Block<D: Device> {
 
 impl<D: Device> Block<D> {
     /// `None` for zero bytes; otherwise the node, its address, its stream and its stamp.
+    #[inline]
     pub(crate) fn new(
         anchor: BlockAnchor<D>,
         place: Option<(NodeId, DevicePtr, StreamSlot, u64)>,
@@ -58,7 +58,6 @@ impl<D: Device> Block<D> {
             pool,
             ptr,
             requested,
-            bytes: requested.next_multiple_of(MIN_BLOCK_BYTES),
             stream,
             slot,
             stamp,
@@ -81,7 +80,7 @@ impl<D: Device> Block<D> {
     /// The bytes it takes, rounding included.
     #[must_use]
     pub const fn allocated_bytes(&self) -> u64 {
-        self.bytes
+        rounded(self.requested)
     }
 
     /// The stream it was allocated on.
@@ -123,13 +122,13 @@ impl<D: Device> Block<D> {
 
 impl<D: Device> Drop for Block<D> {
     fn drop(&mut self) {
-        let (stream, stamp) = (self.stream, self.stamp);
+        let stamp = self.stamp;
         let Some(node) = self.node else {
             return self.anchor.release(State::drop_empty_block);
         };
         let block = (self.pool, node);
         let shared = self.anchor.shared();
-        if shared.observe_free(block, self.ptr, self.bytes) {
+        if shared.observe_free(block, self.ptr, rounded(self.requested)) {
             self.recorded.store(true, Ordering::Relaxed);
         }
         let is_small = self.pool == PoolId::DEFAULT && self.requested <= thread_cache::MAX_REQUEST;
@@ -142,12 +141,12 @@ impl<D: Device> Drop for Block<D> {
             };
             // After this the allocator may be gone.
             let id = self.anchor.shared().id;
-            match thread_cache::put(id, entry, stream, stamp) {
+            match thread_cache::put(id, &entry, stamp) {
                 Put::Kept => return,
                 Put::NoRoom => {
                     return self
                         .anchor
-                        .release(|state| state.free_small(entry, stream, stamp));
+                        .release(|state| state.free_small(&entry, stamp));
                 }
                 Put::Unwanted => {}
             }

@@ -82,6 +82,22 @@ impl Stamps {
         self.others = None;
     }
 
+    /// The first stream, its tick, and whether there are no others.
+    #[inline]
+    pub(crate) const fn first(&self) -> (StreamSlot, u64, bool) {
+        (self.slot, self.tick, self.others.is_none())
+    }
+
+    /// Adds a stamp of the first stream. False, and nothing is done, if it is of another.
+    #[inline]
+    pub(crate) fn merge_same(&mut self, (slot, tick): (StreamSlot, u64)) -> bool {
+        let is_same = slot == self.slot;
+        if is_same {
+            self.tick = self.tick.max(tick);
+        }
+        is_same
+    }
+
     /// Adds a stamp; of two of one stream the later one stays. A stamp that is `finished` says
     /// nothing, and is not kept beside others: it would go with the memory for ever.
     fn add(
@@ -188,6 +204,7 @@ impl Clocks {
 
     /// The slot of `stream`. A stream seen for the first time is looked up on the device, so that
     /// one that does not exist is refused here and not at some later free.
+    #[inline]
     pub(crate) fn slot(
         &mut self,
         device: &impl Device,
@@ -210,15 +227,18 @@ impl Clocks {
         self.clock(slot).stream
     }
 
+    #[inline]
     fn clock(&self, slot: StreamSlot) -> &Clock {
         &self.clocks[slot.0 as usize]
     }
 
+    #[inline]
     fn clock_mut(&mut self, slot: StreamSlot) -> &mut Clock {
         &mut self.clocks[slot.0 as usize]
     }
 
     /// Stamps memory that is freed now with the streams that use it.
+    #[inline]
     pub(crate) fn stamp(&mut self, uses: &mut Stamps) {
         self.tick += 1;
         uses.tick = self.stamp_one(uses.slot);
@@ -227,6 +247,7 @@ impl Clocks {
         }
     }
 
+    #[inline]
     fn stamp_one(&mut self, slot: StreamSlot) -> u64 {
         let now = self.tick;
         let clock = self.clock_mut(slot);
@@ -236,6 +257,7 @@ impl Clocks {
     }
 
     /// Whether the work of `slot` up to `tick` is known to be done.
+    #[inline]
     pub(crate) fn is_done(&self, slot: StreamSlot, tick: u64) -> bool {
         self.clock(slot).done >= tick
     }
@@ -389,6 +411,7 @@ impl Clocks {
     }
 
     /// Whether a stream may no longer be used for new allocations.
+    #[inline]
     pub(crate) fn is_retired(&self, slot: StreamSlot) -> bool {
         self.clock(slot).retired.is_some()
     }

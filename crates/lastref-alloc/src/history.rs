@@ -43,6 +43,15 @@ struct Record {
 const _: () = assert!(size_of::<Record>() == 32);
 
 impl Record {
+    /// Of no meaning.
+    const NOTHING: Self = Self {
+        address: 0,
+        bytes: 0,
+        stamp: 0,
+        slot: StreamSlot::DEFAULT,
+        code: Code::Snapshot,
+    };
+
     /// The entries it stands for: one, or two.
     const fn actions(&self) -> (TraceAction, Option<TraceAction>) {
         let action = match self.code {
@@ -68,17 +77,23 @@ impl Record {
 }
 
 /// See the [module](self).
+///
+/// No two numbers that a push counts up are neighbours: the compiler would write each by itself in one
+/// place and both as one in another, which the processor cannot read back before they are in memory.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(crate) struct History {
+    /// Frees completed at once that were ever pushed. Each is two entries.
+    frees: u64,
     /// Grows to `max_records`, then is a ring.
     records: Vec<Record>,
-    max_records: usize,
-    /// Where the next record goes once the ring is full: at the oldest.
+    /// Where the next record goes: at the oldest, or at the end, where one is added or the ring closes.
     next: usize,
-    /// Entries that were ever pushed.
-    sequence: u64,
+    max_records: usize,
     /// The latest stamp.
     clock: u64,
+    /// Records that were pushed before the one that is first in `records` now.
+    before: u64,
 }
 
 impl History {
@@ -89,7 +104,9 @@ impl History {
         records.drain(..surplus);
         // Not more than it may come to need, and for a long history not all of it at once.
         records.reserve_exact(max_entries.min(1 << 20) - records.len().min(1 << 20));
-        (self.records, self.next, self.max_records) = (records, 0, max_entries);
+        self.before = self.num_records() - records.len() as u64;
+        (self.next, self.max_records) = (records.len(), max_entries);
+        self.records = records;
     }
 
     fn in_order(&self) -> impl Iterator<Item = &Record> {
@@ -139,36 +156,57 @@ impl History {
     /// Pushes the two entries of a free that is completed at once.
     #[inline]
     pub(crate) fn push_free(&mut self, address: u64, bytes: u64, slot: StreamSlot) {
+        self.frees += 1;
         self.push_record(address, bytes, slot, Code::Free);
     }
 
     #[inline]
     fn push_record(&mut self, address: u64, bytes: u64, slot: StreamSlot, code: Code) {
-        self.sequence += 1 + u64::from(code == Code::Free);
         self.clock += 1;
-        let record = Record {
-            address,
-            bytes,
-            stamp: self.clock,
-            slot,
-            code,
-        };
-        if self.records.len() < self.max_records {
-            self.records.push(record);
-        } else if let Some(oldest) = self.records.get_mut(self.next) {
-            *oldest = record;
-            self.next += 1;
-            if self.next == self.max_records {
-                self.next = 0;
-            }
+        if self.next == self.records.len() {
+            self.make_next();
         }
+        if let Some(next) = self.records.get_mut(self.next) {
+            // Field by field: a record that is put together first and then copied is read back from
+            // memory before it is there.
+            next.address = address;
+            next.bytes = bytes;
+            next.stamp = self.clock;
+            next.slot = slot;
+            next.code = code;
+            self.next += 1;
+        } else {
+            // The history is off.
+            self.before += 1;
+        }
+    }
+
+    /// Adds room for one record more, or closes the ring.
+    #[cold]
+    fn make_next(&mut self) {
+        if self.records.len() < self.max_records {
+            self.records.push(Record::NOTHING);
+        } else if self.max_records > 0 {
+            self.before += self.next as u64;
+            self.next = 0;
+        }
+    }
+
+    /// Records that were ever pushed.
+    const fn num_records(&self) -> u64 {
+        self.before + self.next as u64
+    }
+
+    /// Entries that were ever pushed.
+    const fn sequence(&self) -> u64 {
+        self.num_records() + self.frees
     }
 
     /// What it holds, for [`read`].
     pub(crate) fn part(&self) -> Part {
         Part {
             records: self.in_order().copied().collect(),
-            sequence: self.sequence,
+            sequence: self.sequence(),
         }
     }
 
@@ -242,7 +280,7 @@ mod tests {
         assert!(
             entries
                 .last()
-                .is_none_or(|last| last.sequence + 1 == history.sequence)
+                .is_none_or(|last| last.sequence + 1 == history.sequence())
         );
         let entries = entries.iter();
         entries
@@ -347,6 +385,6 @@ mod tests {
         history.set_max_entries(0);
         history.push(TraceAction::Alloc, DevicePtr(9), 0, StreamSlot::DEFAULT);
         assert_eq!(read(&history), []);
-        assert_eq!(history.sequence, 9, "it is counted all the same");
+        assert_eq!(history.sequence(), 9, "it is counted all the same");
     }
 }

@@ -82,6 +82,9 @@ pub(crate) struct State {
     pub(crate) history: History,
     /// The caches of all threads, also of those that have ended.
     caches: Vec<Arc<ThreadCache>>,
+    /// A block of the default pool that was freed last, on the one stream that used it. As with those
+    /// in the caches of threads, the heap does not know yet: often the next request is for the same.
+    freed_last: Option<NodeId>,
     /// Names this allocator among others.
     id: u64,
     /// Handles there are.
@@ -94,8 +97,9 @@ pub(crate) struct State {
     pub(crate) slack_per_mille: u32,
     /// Whether an allocation may wait for streams rather than pass the slack.
     pub(crate) wait_before_growing: bool,
-    /// The most bytes in blocks that were in use at once, pending ones included. Not reset.
-    peak_active: u64,
+    /// The most bytes in blocks that were in use at once, pending ones included, before the last reset
+    /// of peaks.
+    peak_before: u64,
     /// Blocks given back that a stream may still use.
     pending: Vec<NodeId>,
     /// Physical pages mapped nowhere: left when a device call failed half-way, or about to be
@@ -121,13 +125,14 @@ impl State {
             stats: MemoryStats::default(),
             history: History::default(),
             caches: Vec::new(),
+            freed_last: None,
             id,
             num_handles: 1,
             num_empty_blocks: 0,
             limit: None,
             slack_per_mille: AllocatorOptions::DEFAULT_SLACK_PER_MILLE,
             wait_before_growing: true,
-            peak_active: 0,
+            peak_before: 0,
             pending: Vec::new(),
             spare_pages: Vec::new(),
             page_bytes,
@@ -156,12 +161,6 @@ impl State {
         self.page_bytes.is_some()
     }
 
-    /// Where a block of a pool is.
-    #[inline]
-    pub(crate) fn ptr(&mut self, pool: PoolId, node: NodeId) -> DevicePtr {
-        self.on(pool, |state| DevicePtr(state.heap.node(node).addr))
-    }
-
     /// Bytes obtained from the device.
     pub(crate) fn reserved(&self) -> u64 {
         let mapped: u64 = POOLS
@@ -182,6 +181,21 @@ impl State {
 
     // ---- allocating --------------------------------------------------------------------------
 
+    /// Takes free memory of the default pool, if there is some and nothing has to be looked after first.
+    #[inline]
+    pub(crate) fn take_free(&mut self, request: &Request) -> Option<Place> {
+        if request.pool != self.at_work || !self.pending.is_empty() {
+            return None;
+        }
+        if let Some(node) = self.freed_last.take() {
+            if self.heap.take_live(node, request.requested, request.stream) {
+                return Some(self.book_alloc(node, request));
+            }
+            self.free_entry(node);
+        }
+        self.search(request)
+    }
+
     /// Looks for memory: in the free lists, then in what streams have finished with, then on the
     /// device. With `may_wait` it answers [`Miss::Busy`] where waiting for streams first would save
     /// memory.
@@ -190,7 +204,7 @@ impl State {
         device: &impl Device,
         request: &Request,
         may_wait: bool,
-    ) -> Result<NodeId, Miss> {
+    ) -> Result<Place, Miss> {
         let on_pool = |state: &mut Self| state.attempt_at_work(device, request, may_wait);
         self.on(request.pool, on_pool)
     }
@@ -200,24 +214,24 @@ impl State {
         device: &impl Device,
         request: &Request,
         may_wait: bool,
-    ) -> Result<NodeId, Miss> {
+    ) -> Result<Place, Miss> {
         if !self.pending.is_empty() {
             self.complete_pending(device);
         }
-        if let Some(node) = self.search(request) {
-            return Ok(node);
+        if let Some(place) = self.search(request) {
+            return Ok(place);
         }
         // What threads keep is of the default pool.
         if self.on(PoolId::DEFAULT, Self::drain_caches)
-            && let Some(node) = self.search(request)
+            && let Some(place) = self.search(request)
         {
-            return Ok(node);
+            return Ok(place);
         }
         match self.clocks.poll(device, Some(request.stream)) {
             Ok(false) => {}
             Ok(true) => {
-                if let Some(node) = self.search(request) {
-                    return Ok(node);
+                if let Some(place) = self.search(request) {
+                    return Ok(place);
                 }
             }
             // Not knowing is not a reason to fail: the memory is taken as still in use.
@@ -257,14 +271,9 @@ impl State {
     }
 
     /// Whether neither a handle nor a block is left.
+    #[inline]
     pub(crate) fn is_unused(&self) -> bool {
         self.num_handles == 0 && self.num_empty_blocks == 0 && self.books.allocation.current() == 0
-    }
-
-    /// Where the block is that an attempt for `request` has just made.
-    pub(crate) fn place(&mut self, node: NodeId, request: &Request) -> Place {
-        let ptr = self.ptr(request.pool, node);
-        (node, ptr, request.stream, self.history.clock())
     }
 
     // ---- the caches of threads -----------------------------------------------------------------
@@ -274,10 +283,7 @@ impl State {
     pub(crate) fn visit_mine(&mut self, stream: StreamId, slot: StreamSlot, requested: u64) {
         let id = self.id;
         let visit = |this: &mut Self| {
-            thread_cache::visit_mine(id, |inner| {
-                this.fold(inner);
-                inner.allow(stream, slot, requested);
-            })
+            thread_cache::visit_mine(id, (stream, slot), requested, |inner| this.fold(inner))
         };
         if !visit(self) {
             let adopted = self.caches.iter().find(|cache| cache.adopt()).cloned();
@@ -294,15 +300,16 @@ impl State {
 
     /// Adds what the calling thread's cache has counted to the books, so that a peak is one of all.
     pub(crate) fn fold_mine(&mut self) {
-        thread_cache::visit_mine_if_touched(self.id, |inner| self.fold(inner));
+        thread_cache::look_at_mine_if_due(self.id, |inner| self.fold(inner));
     }
 
     /// Adds what a cache has counted to the books. What either history says after this comes after
     /// what the other has said.
     fn fold(&mut self, inner: &mut Inner) {
-        self.books.fold(&std::mem::take(&mut inner.flow));
-        self.peak_active = self.peak_active.max(self.books.active_bytes.peak());
-        self.stats.num_thread_cache_hits += std::mem::take(&mut inner.hits);
+        let flow = std::mem::take(&mut inner.flow);
+        self.books.fold(&flow);
+        // It has served as many blocks as it has counted in.
+        self.stats.num_thread_cache_hits += flow.blocks.added();
         self.history.pass(inner.history.clock());
         inner.history.pass(self.history.clock());
     }
@@ -316,9 +323,10 @@ impl State {
         self.caches = caches;
     }
 
-    /// Adds what all caches have counted to the books.
+    /// Adds what all caches have counted to the books. To be called with the default pool at work.
     pub(crate) fn fold_all(&mut self) {
         self.visit_all(Self::fold);
+        self.free_last();
     }
 
     /// Empties all caches into the heap. False if there was nothing in them.
@@ -328,8 +336,9 @@ impl State {
             this.fold(inner);
             inner.drain_to(0, &mut entries);
         });
-        for entry in &entries {
-            self.free_entry(entry);
+        entries.extend(self.freed_last.take());
+        for node in &entries {
+            self.free_entry(*node);
         }
         !entries.is_empty()
     }
@@ -347,71 +356,72 @@ impl State {
 
     /// Frees a small block that found no room in the calling thread's cache. It is kept there all
     /// the same, and older ones make room, if the cache may keep blocks of its stream.
-    pub(crate) fn free_small(&mut self, entry: Entry, stream: StreamId, stamp: u64) {
+    pub(crate) fn free_small(&mut self, entry: &Entry, stamp: u64) {
         let mut evicted = Vec::new();
         let mut is_kept = false;
-        thread_cache::visit_mine(self.id, |inner| {
+        thread_cache::look_at_mine(self.id, |inner| {
             self.fold(inner);
-            inner.make_room(entry.requested, entry.slot, &mut evicted);
-            is_kept = inner.put(entry, stream, stamp) == Put::Kept;
+            inner.make_room(entry, &mut evicted);
+            is_kept = inner.put(entry, stamp) == Put::Kept;
         });
-        for entry in &evicted {
-            self.free_entry(entry);
+        for node in &evicted {
+            self.free_entry(*node);
         }
         // What it has counted by this is added now too: nothing tells the thread of it.
-        thread_cache::visit_mine(self.id, |inner| self.fold(inner));
+        thread_cache::look_at_mine(self.id, |inner| self.fold(inner));
         if !is_kept {
             self.history.pass(stamp);
             self.free(entry.node);
         }
     }
 
+    /// Makes the block that was freed last free in the heap too.
+    fn free_last(&mut self) {
+        if let Some(node) = self.freed_last.take() {
+            self.free_entry(node);
+        }
+    }
+
     /// Makes what was in a cache free in the heap too. For the books it already is.
-    fn free_entry(&mut self, entry: &Entry) {
-        let node = self.heap.node_mut(entry.node);
+    fn free_entry(&mut self, id: NodeId) {
+        let node = self.heap.node_mut(id);
+        let pool = node.pool;
         self.clocks.stamp(&mut node.stamps);
-        let clocks = &self.clocks;
-        self.heap
-            .give_back(entry.node, |slot, tick| clocks.is_done(slot, tick));
-        self.book_splits(PoolKind::Small);
+        self.give_back(id, pool);
     }
 
     // ---- allocating from the heap ------------------------------------------------------------
 
-    fn search(&mut self, request: &Request) -> Option<NodeId> {
+    #[inline]
+    fn search(&mut self, request: &Request) -> Option<Place> {
         let clocks = &self.clocks;
         let pool = PoolKind::for_size(request.bytes);
         let node = self
             .heap
             .find(pool, request.bytes, |s| clocks.covered(s, request.stream))?;
         let node = self.heap.take(node, request.requested, request.stream);
-        self.book_alloc(node, request);
-        Some(node)
+        let place = self.book_alloc(node, request);
+        self.book_splits(pool);
+        Some(place)
     }
 
     /// Books a node that was made live for a caller.
-    fn book_alloc(&mut self, node: NodeId, request: &Request) {
-        let live = self.heap.node(node);
-        let (ptr, bytes) = (DevicePtr(live.addr), live.bytes);
-        let pool = PoolKind::for_size(bytes);
-        let books = &mut self.books;
-        books.allocation.increase(pool, 1);
-        books.active.increase(pool, 1);
-        books.allocated_bytes.increase(pool, bytes);
-        books.active_bytes.increase(pool, bytes);
-        books.requested_bytes.increase(pool, request.requested);
-        self.peak_active = self.peak_active.max(books.active_bytes.peak());
-        self.history
-            .push(TraceAction::Alloc, ptr, request.requested, request.stream);
-        self.book_splits(pool);
+    #[inline]
+    fn book_alloc(&mut self, node: NodeId, request: &Request) -> Place {
+        let pool = PoolKind::for_size(request.bytes);
+        let addr = self.heap.node(node).addr;
+        self.books.allocate(pool, request.bytes, request.requested);
+        let stamp = self
+            .history
+            .push_alloc(addr, request.requested, request.stream);
+        (node, DevicePtr(addr), request.stream, stamp)
     }
 
+    #[inline]
     fn book_splits(&mut self, pool: PoolKind) {
-        let totals = self.totals(pool);
-        self.books.inactive_split.set(pool, totals.split_nodes);
-        self.books
-            .inactive_split_bytes
-            .set(pool, totals.split_bytes);
+        let (split_nodes, split_bytes) = self.splits(pool);
+        self.books.inactive_split.set(pool, split_nodes);
+        self.books.inactive_split_bytes.set(pool, split_bytes);
     }
 
     /// Books what was obtained from the device or given back to it.
@@ -435,37 +445,56 @@ impl State {
 
     /// Takes a block back from its caller.
     pub(crate) fn free(&mut self, id: NodeId) {
+        let node = self.heap.node(id);
+        let (ptr, bytes, requested) = (DevicePtr(node.addr), node.bytes, node.requested());
+        let (own, _, is_alone) = node.stamps.first();
+        let pool = PoolKind::for_size(bytes);
+        self.books.free(pool, bytes, requested);
+        if is_alone {
+            self.history.push_free(ptr.0, requested, own);
+            if self.at_work == PoolId::DEFAULT {
+                if let Some(before) = self.freed_last.replace(id) {
+                    self.free_entry(before);
+                }
+            } else {
+                self.free_entry(id);
+            }
+        } else {
+            self.free_recorded(id, pool);
+        }
+    }
+
+    /// Takes a block back, which is booked as free, that was recorded on other streams.
+    #[cold]
+    fn free_recorded(&mut self, id: NodeId, pool: PoolKind) {
         let node = self.heap.node_mut(id);
         let (ptr, bytes, requested) = (DevicePtr(node.addr), node.bytes, node.requested());
         let own = node.stamps.slot();
         self.clocks.stamp(&mut node.stamps);
-        let is_done = self.clocks.covered(&node.stamps, own);
-        let pool = PoolKind::for_size(bytes);
-        self.books.allocation.decrease(pool, 1);
-        self.books.allocated_bytes.decrease(pool, bytes);
-        self.books.requested_bytes.decrease(pool, requested);
-        if is_done {
+        if self.clocks.covered(&node.stamps, own) {
             self.history.push_free(ptr.0, requested, own);
-            self.complete_free(id);
+            self.complete_free(id, pool);
         } else {
             self.history
                 .push(TraceAction::FreeRequested, ptr, requested, own);
             self.heap.node_mut(id).state = NodeState::Pending;
+            self.books.begin_pending(pool, bytes);
             self.pending.push(id);
         }
     }
 
-    fn complete_free(&mut self, id: NodeId) {
-        let node = self.heap.node_mut(id);
+    fn complete_free(&mut self, id: NodeId, pool: PoolKind) {
         // The other streams are done with it.
-        node.stamps.forget_others();
-        let bytes = node.bytes;
+        self.heap.node_mut(id).stamps.forget_others();
+        self.give_back(id, pool);
+    }
+
+    /// Makes a stamped node free in the heap.
+    #[inline]
+    fn give_back(&mut self, id: NodeId, pool: PoolKind) {
         let clocks = &self.clocks;
         self.heap
             .give_back(id, |slot, tick| clocks.is_done(slot, tick));
-        let pool = PoolKind::for_size(bytes);
-        self.books.active.decrease(pool, 1);
-        self.books.active_bytes.decrease(pool, bytes);
         self.book_splits(pool);
     }
 
@@ -507,10 +536,12 @@ impl State {
             if self.clocks.covered(&node.stamps, node.stamps.slot()) {
                 self.pending.swap_remove(at);
                 let (ptr, requested) = (DevicePtr(node.addr), node.requested());
-                let own = node.stamps.slot();
+                let (own, bytes) = (node.stamps.slot(), node.bytes);
                 self.history
                     .push(TraceAction::FreeCompleted, ptr, requested, own);
-                self.complete_free(id);
+                let pool = PoolKind::for_size(bytes);
+                self.books.end_pending(pool, bytes);
+                self.complete_free(id, pool);
             } else {
                 at += 1;
             }
@@ -535,6 +566,16 @@ impl State {
         self.last_emptied = (released, self.books.reserved_bytes.allocated());
     }
 
+    /// The most bytes that were in use at once since the start.
+    fn peak_active(&self) -> u64 {
+        self.peak_before.max(self.books.active_bytes().peak())
+    }
+
+    pub(crate) fn reset_peak_stats(&mut self) {
+        self.peak_before = self.peak_active();
+        self.books.reset_peaks();
+    }
+
     // ---- looking -----------------------------------------------------------------------------
 
     pub(crate) fn stats(&self) -> MemoryStats {
@@ -545,9 +586,7 @@ impl State {
 
     pub(crate) fn reset_accumulated_stats(&mut self) {
         self.stats.reset_accumulated();
-        for tally in self.books.tallies_mut() {
-            tally.reset_accumulated();
-        }
+        self.books.reset_accumulated();
         self.last_emptied = (0, 0);
     }
 
@@ -624,7 +663,7 @@ impl State {
     pub(crate) fn check(&self, walk: bool) -> Result<(), String> {
         for pool in POOLS {
             let totals = self.totals(pool);
-            let active = self.books.active_bytes.current_in(pool);
+            let active = self.books.active_bytes().current_in(pool);
             if active + totals.free_bytes > totals.mapped_bytes {
                 return Err(format!(
                     "{pool} pool: active + free is more than what is mapped"
@@ -683,7 +722,7 @@ impl State {
                 "statistics say {counted:?} is live, the nodes say {live:?}"
             ));
         }
-        let active = [books.active.current(), books.active_bytes.current()];
+        let active = [books.active().current(), books.active_bytes().current()];
         let walked = [live[0] + pending[0], live[1] + pending[1]];
         if active != walked || pending[0] != num_pending {
             return Err(format!(

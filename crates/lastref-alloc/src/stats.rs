@@ -107,22 +107,29 @@ struct Count {
 /// Changes of one number since some moment.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Flow {
-    added: u64,
-    removed: u64,
+    /// What was added and not removed: below zero if more was removed.
+    current: i64,
     /// The most by which it was above what it was at that moment.
-    peak: u64,
+    peak: i64,
+    added: u64,
 }
 
 impl Flow {
     #[inline]
     pub(crate) fn add(&mut self, by: u64) {
         self.added += by;
-        self.peak = self.peak.max(self.added.saturating_sub(self.removed));
+        self.current += signed(by);
+        self.peak = self.peak.max(self.current);
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, by: u64) {
-        self.removed += by;
+    pub(crate) const fn remove(&mut self, by: u64) {
+        self.current -= signed(by);
+    }
+
+    /// The sum of all increases.
+    pub(crate) const fn added(&self) -> u64 {
+        self.added
     }
 }
 
@@ -145,6 +152,7 @@ fn unsigned(value: i64) -> u64 {
 }
 
 impl Tally {
+    #[inline]
     pub(crate) fn increase(&mut self, pool: PoolKind, by: u64) {
         let count = &mut self.pools[pool as usize];
         count.current += signed(by);
@@ -153,26 +161,29 @@ impl Tally {
         self.peak = self.peak.max(self.balance());
     }
 
-    pub(crate) fn decrease(&mut self, pool: PoolKind, by: u64) {
+    #[inline]
+    pub(crate) const fn decrease(&mut self, pool: PoolKind, by: u64) {
         self.pools[pool as usize].current -= signed(by);
     }
 
     /// Books the change to a value that is counted elsewhere.
+    #[inline]
     pub(crate) fn set(&mut self, pool: PoolKind, value: u64) {
-        let change = signed(value) - self.pools[pool as usize].current;
+        let count = &mut self.pools[pool as usize];
+        let change = signed(value) - count.current;
         if change > 0 {
             self.increase(pool, change.unsigned_abs());
         } else {
-            self.decrease(pool, change.unsigned_abs());
+            count.current += change;
         }
     }
 
     /// Adds what was counted elsewhere, after all that was counted here.
-    pub(crate) fn fold(&mut self, pool: PoolKind, flow: Flow) {
-        self.peak = self.peak.max(self.balance() + signed(flow.peak));
+    fn fold(&mut self, pool: PoolKind, flow: Flow) {
+        self.peak = self.peak.max(self.balance() + flow.peak);
         let count = &mut self.pools[pool as usize];
-        count.peak = count.peak.max(count.current + signed(flow.peak));
-        count.current += signed(flow.added) - signed(flow.removed);
+        count.peak = count.peak.max(count.current + flow.peak);
+        count.current += flow.current;
         count.allocated += flow.added;
     }
 
@@ -186,6 +197,7 @@ impl Tally {
         unsigned(self.balance())
     }
 
+    /// The value of one pool now.
     pub(crate) fn current_in(&self, pool: PoolKind) -> u64 {
         unsigned(self.pools[pool as usize].current)
     }
@@ -205,14 +217,14 @@ impl Tally {
         self.read().all.freed
     }
 
-    pub(crate) fn reset_peaks(&mut self) {
+    fn reset_peaks(&mut self) {
         for count in &mut self.pools {
             count.peak = count.current;
         }
         self.peak = self.balance();
     }
 
-    pub(crate) fn reset_accumulated(&mut self) {
+    fn reset_accumulated(&mut self) {
         for count in &mut self.pools {
             (count.allocated, count.at_reset) = (0, count.current);
         }
@@ -239,47 +251,156 @@ impl Tally {
     }
 }
 
+/// What is pending: given back by callers, and still used by a stream. What is *active* is that and
+/// what is allocated. So it grows only with what is allocated, and has the same peaks save while
+/// something is pending.
+#[derive(Clone, Copy, Default, Debug)]
+struct Pending {
+    pools: [i64; 2],
+    at_reset: [i64; 2],
+    /// What was active at most while something was pending, by pool and in all.
+    peaks: [i64; 2],
+    peak: i64,
+}
+
+impl Pending {
+    const fn balance(&self) -> i64 {
+        self.pools[0] + self.pools[1]
+    }
+
+    /// Notes that so much more than now is allocated in a pool, or was for a moment.
+    fn note_active(&mut self, allocated: &Tally, pool: PoolKind, more: i64) {
+        self.peak = self.peak.max(allocated.balance() + self.balance() + more);
+        let active = allocated.pools[pool as usize].current + self.pools[pool as usize];
+        let peak = &mut self.peaks[pool as usize];
+        *peak = (*peak).max(active + more);
+    }
+
+    fn reset_peaks(&mut self, allocated: &Tally) {
+        self.peak = allocated.balance() + self.balance();
+        for (at, peak) in self.peaks.iter_mut().enumerate() {
+            *peak = allocated.pools[at].current + self.pools[at];
+        }
+    }
+
+    /// What is active.
+    fn tally(&self, allocated: &Tally) -> Tally {
+        let mut active = *allocated;
+        active.peak = active.peak.max(self.peak);
+        for (at, count) in active.pools.iter_mut().enumerate() {
+            count.current += self.pools[at];
+            count.at_reset += self.at_reset[at];
+            count.peak = count.peak.max(self.peaks[at]);
+        }
+        active
+    }
+}
+
 /// The families of statistics while they are counted.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Books {
     pub(crate) allocation: Tally,
-    pub(crate) segment: Tally,
-    pub(crate) active: Tally,
-    pub(crate) inactive_split: Tally,
     pub(crate) allocated_bytes: Tally,
-    pub(crate) reserved_bytes: Tally,
-    pub(crate) active_bytes: Tally,
-    pub(crate) inactive_split_bytes: Tally,
     pub(crate) requested_bytes: Tally,
+    pending: Pending,
+    pending_bytes: Pending,
+    pub(crate) inactive_split: Tally,
+    pub(crate) inactive_split_bytes: Tally,
+    pub(crate) segment: Tally,
+    pub(crate) reserved_bytes: Tally,
 }
 
 impl Books {
-    pub(crate) fn tallies_mut(&mut self) -> [&mut Tally; 9] {
+    /// Books a block that a caller holds from now on.
+    #[inline]
+    pub(crate) fn allocate(&mut self, pool: PoolKind, bytes: u64, requested: u64) {
+        self.allocation.increase(pool, 1);
+        self.allocated_bytes.increase(pool, bytes);
+        self.requested_bytes.increase(pool, requested);
+        if self.pending.balance() != 0 {
+            self.note_active(pool, 0, 0);
+        }
+    }
+
+    #[cold]
+    fn note_active(&mut self, pool: PoolKind, more: i64, more_bytes: i64) {
+        self.pending.note_active(&self.allocation, pool, more);
+        let allocated = &self.allocated_bytes;
+        self.pending_bytes.note_active(allocated, pool, more_bytes);
+    }
+
+    /// Books a block that a caller gave back.
+    #[inline]
+    pub(crate) const fn free(&mut self, pool: PoolKind, bytes: u64, requested: u64) {
+        self.allocation.decrease(pool, 1);
+        self.allocated_bytes.decrease(pool, bytes);
+        self.requested_bytes.decrease(pool, requested);
+    }
+
+    /// Books a block that was given back as one that a stream still uses.
+    pub(crate) const fn begin_pending(&mut self, pool: PoolKind, bytes: u64) {
+        self.pending.pools[pool as usize] += 1;
+        self.pending_bytes.pools[pool as usize] += signed(bytes);
+    }
+
+    /// Books that streams are done with such a block.
+    pub(crate) const fn end_pending(&mut self, pool: PoolKind, bytes: u64) {
+        self.pending.pools[pool as usize] -= 1;
+        self.pending_bytes.pools[pool as usize] -= signed(bytes);
+    }
+
+    pub(crate) fn reset_peaks(&mut self) {
+        for tally in self.tallies_mut() {
+            tally.reset_peaks();
+        }
+        self.pending.reset_peaks(&self.allocation);
+        self.pending_bytes.reset_peaks(&self.allocated_bytes);
+    }
+
+    pub(crate) fn reset_accumulated(&mut self) {
+        for tally in self.tallies_mut() {
+            tally.reset_accumulated();
+        }
+        for pending in [&mut self.pending, &mut self.pending_bytes] {
+            pending.at_reset = pending.pools;
+        }
+    }
+
+    fn tallies_mut(&mut self) -> [&mut Tally; 7] {
         [
             &mut self.allocation,
-            &mut self.segment,
-            &mut self.active,
-            &mut self.inactive_split,
             &mut self.allocated_bytes,
-            &mut self.reserved_bytes,
-            &mut self.active_bytes,
-            &mut self.inactive_split_bytes,
             &mut self.requested_bytes,
+            &mut self.inactive_split,
+            &mut self.inactive_split_bytes,
+            &mut self.segment,
+            &mut self.reserved_bytes,
         ]
+    }
+
+    /// Blocks held by callers or still used by a stream.
+    pub(crate) fn active(&self) -> Tally {
+        self.pending.tally(&self.allocation)
+    }
+
+    /// Bytes of such blocks.
+    pub(crate) fn active_bytes(&self) -> Tally {
+        self.pending_bytes.tally(&self.allocated_bytes)
     }
 
     /// Bytes of blocks given back that a stream may still use. The caches of threads have no part in it.
     pub(crate) fn pending_bytes(&self) -> u64 {
-        unsigned(self.active_bytes.balance() - self.allocated_bytes.balance())
+        unsigned(self.pending_bytes.balance())
     }
 
     /// Adds what a thread's cache counted.
     pub(crate) fn fold(&mut self, flows: &Flows) {
         let pool = PoolKind::Small;
+        if self.pending.balance() != 0 {
+            self.note_active(pool, flows.blocks.peak, flows.bytes.peak);
+        }
         self.allocation.fold(pool, flows.blocks);
-        self.active.fold(pool, flows.blocks);
         self.allocated_bytes.fold(pool, flows.bytes);
-        self.active_bytes.fold(pool, flows.bytes);
         self.requested_bytes.fold(pool, flows.requested);
     }
 
@@ -288,11 +409,11 @@ impl Books {
         MemoryStats {
             allocation: self.allocation.read(),
             segment: self.segment.read(),
-            active: self.active.read(),
+            active: self.active().read(),
             inactive_split: self.inactive_split.read(),
             allocated_bytes: self.allocated_bytes.read(),
             reserved_bytes: self.reserved_bytes.read(),
-            active_bytes: self.active_bytes.read(),
+            active_bytes: self.active_bytes().read(),
             inactive_split_bytes: self.inactive_split_bytes.read(),
             requested_bytes: self.requested_bytes.read(),
             ..rest.clone()

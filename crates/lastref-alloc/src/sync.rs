@@ -10,7 +10,27 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 #[cfg(not(loom))]
-pub(crate) use std::{thread::yield_now, thread_local};
+pub(crate) use std::thread_local;
+
+/// `thread_local!` of a constant, which takes less to get at; under loom, whose macro knows none, of
+/// any value.
+#[cfg(not(loom))]
+macro_rules! thread_local_const {
+    (static $name:ident: $type:ty = $value:expr;) => {
+        std::thread_local! {
+            static $name: $type = const { $value };
+        }
+    };
+}
+#[cfg(loom)]
+macro_rules! thread_local_const {
+    (static $name:ident: $type:ty = $value:expr;) => {
+        loom::thread_local! {
+            static $name: $type = $value;
+        }
+    };
+}
+pub(crate) use thread_local_const;
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
@@ -18,7 +38,7 @@ pub(crate) use loom::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 #[cfg(loom)]
-pub(crate) use loom::{cell::UnsafeCell, thread::yield_now, thread_local};
+pub(crate) use loom::{cell::UnsafeCell, thread_local};
 
 /// `std`'s cell with loom's way in.
 #[cfg(not(loom))]
@@ -31,9 +51,34 @@ impl<T> UnsafeCell<T> {
         Self(std::cell::UnsafeCell::new(value))
     }
 
+    pub(crate) const fn get(&self) -> *mut T {
+        self.0.get()
+    }
+
+    #[inline]
     pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
     }
+}
+
+/// Gives way to others after so many tries in vain.
+#[cfg(not(loom))]
+pub(crate) fn pause(tries: u32) {
+    const SPINS: u32 = 32;
+    const YIELDS: u32 = 64;
+    if tries < SPINS {
+        std::hint::spin_loop();
+    } else if tries < SPINS + YIELDS {
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(std::time::Duration::from_micros(20));
+    }
+}
+
+/// Gives way to others.
+#[cfg(loom)]
+pub(crate) fn pause(_tries: u32) {
+    loom::thread::yield_now();
 }
 
 /// A number that no other call in this process returns. Takes part in no protocol, so that it is
@@ -45,6 +90,7 @@ pub(crate) fn unique() -> u64 {
 
 /// Locks, also after a panic in another holder: what we protect is kept consistent at every point
 /// where foreign code can run, so a poisoned lock says nothing about it.
+#[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     match mutex.lock() {
         Ok(guard) => guard,

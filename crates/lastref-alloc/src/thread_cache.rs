@@ -33,11 +33,11 @@ use smallvec::SmallVec;
 
 use crate::clock::StreamSlot;
 use crate::device::StreamId;
-use crate::heap::{MIN_BLOCK_BYTES, NodeId};
+use crate::heap::{NodeId, rounded};
 use crate::history::History;
 use crate::owner::Owned;
 use crate::stats::{Flow, PoolKind};
-use crate::sync::{AtomicBool, Ordering, thread_local};
+use crate::sync::{AtomicBool, Ordering, thread_local_const};
 
 /// The most bytes in one cache. Small: a cached block keeps a page of 2 MiB from other uses.
 const MAX_BYTES: u64 = 8 << 20;
@@ -48,7 +48,7 @@ const WAYS: usize = 4;
 pub(crate) const MAX_REQUEST: u64 = PoolKind::MAX_SMALL_BYTES;
 
 /// A block in a cache.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) addr: u64,
     pub(crate) node: NodeId,
@@ -57,9 +57,29 @@ pub(crate) struct Entry {
     pub(crate) requested: u32,
 }
 
-impl Entry {
-    fn bytes(&self) -> u64 {
-        u64::from(self.requested).next_multiple_of(MIN_BLOCK_BYTES)
+/// A size and a stream in one word: what a request and a block must have in common. Never 0 for those,
+/// since no request of zero bytes comes here.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Key(u64);
+
+impl Key {
+    /// Where there is nothing.
+    const NONE: Self = Self(0);
+
+    #[inline]
+    const fn new(requested: u32, slot: StreamSlot) -> Self {
+        Self((slot.index() as u64) << 32 | requested as u64)
+    }
+
+    const fn bytes(self) -> u64 {
+        rounded(self.0 & u32::MAX as u64)
+    }
+
+    /// The set that it falls into.
+    #[inline]
+    const fn set(self) -> usize {
+        // Six bits are left.
+        (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - NUM_SETS.ilog2())) as usize
     }
 }
 
@@ -71,58 +91,83 @@ pub(crate) struct Flows {
     pub(crate) requested: Flow,
 }
 
-/// Entries whose sizes and streams fall together, the oldest first; and which of those that fall
-/// here were asked for last, in vain.
-#[derive(Clone, Copy, Default, Debug)]
+/// Entries whose keys fall together, the oldest first.
+#[derive(Clone, Copy, Debug)]
 struct Set {
-    entries: [Entry; WAYS],
+    /// [`Key::NONE`] from `len` on.
+    keys: [Key; WAYS],
+    addrs: [u64; WAYS],
+    nodes: [NodeId; WAYS],
     len: usize,
-    missed: [Missed; WAYS],
-    next_missed: usize,
-}
-
-/// A size and a stream that a request was not served for.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-struct Missed {
-    requested: u32,
-    slot: StreamSlot,
-    again: bool,
 }
 
 impl Set {
-    /// Notes a request that was not served. One that comes again is worth keeping blocks for; sizes
-    /// that do not come again would only be in the way.
-    fn note_missed(&mut self, requested: u32, slot: StreamSlot) {
-        let same = |missed: &&mut Missed| missed.requested == requested && missed.slot == slot;
-        if let Some(missed) = self.missed.iter_mut().find(same) {
-            missed.again = true;
-        } else {
-            self.missed[self.next_missed] = Missed {
-                requested,
-                slot,
-                again: false,
-            };
-            self.next_missed = (self.next_missed + 1) % WAYS;
-        }
+    const EMPTY: Self = Self {
+        keys: [Key::NONE; WAYS],
+        addrs: [0; WAYS],
+        nodes: [0; WAYS],
+        len: 0,
+    };
+
+    /// The newest entry with this key.
+    #[inline]
+    fn find(&self, key: Key) -> Option<usize> {
+        (0..WAYS).rev().find(|at| self.keys[*at] == key)
     }
 
-    fn is_wanted(&self, entry: &Entry) -> bool {
-        let wanted = Missed {
-            requested: entry.requested,
-            slot: entry.slot,
-            again: true,
-        };
-        self.missed.contains(&wanted)
-    }
-
-    fn remove(&mut self, at: usize) -> Entry {
-        let entry = self.entries[at];
+    #[inline]
+    fn remove(&mut self, at: usize) -> (u64, NodeId) {
+        let removed = (self.addrs[at], self.nodes[at]);
         self.len -= 1;
         // Mostly none: the newest goes first.
-        for at in at..self.len {
-            self.entries[at] = self.entries[at + 1];
+        for at in at..self.len.min(WAYS - 1) {
+            self.keys[at] = self.keys[at + 1];
+            self.addrs[at] = self.addrs[at + 1];
+            self.nodes[at] = self.nodes[at + 1];
         }
-        entry
+        self.keys[self.len.min(WAYS - 1)] = Key::NONE;
+        removed
+    }
+}
+
+/// What a thread has asked for of late, of keys that fall together. What it has asked for more than
+/// once is worth keeping blocks for; sizes that do not come again would only be in the way.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    keys: [Key; WAYS],
+    again: [bool; WAYS],
+    next: usize,
+    /// Whether the set of these keys may hold something. Only the thread puts something in.
+    may_hold: bool,
+}
+
+impl Asked {
+    /// At first the cache may hold what another thread left.
+    const NOTHING: Self = Self {
+        keys: [Key::NONE; WAYS],
+        again: [false; WAYS],
+        next: 0,
+        may_hold: true,
+    };
+
+    /// Notes a request. True if it is the second one.
+    #[inline]
+    fn note(&mut self, key: Key) -> bool {
+        for at in 0..WAYS {
+            if self.keys[at] == key {
+                return !std::mem::replace(&mut self.again[at], true);
+            }
+        }
+        let next = self.next % WAYS;
+        (self.keys[next], self.again[next]) = (key, false);
+        self.next = next + 1;
+        false
+    }
+
+    /// Whether it was asked for more than once.
+    #[inline]
+    fn is_wanted(&self, key: Key) -> bool {
+        (0..WAYS).any(|at| self.keys[at] == key && self.again[at])
     }
 }
 
@@ -144,128 +189,123 @@ pub(crate) enum Take {
     Hit(Entry, u64),
     /// There is none, and nothing that the books do not know.
     Miss,
-    /// There is none, and the cache is to be visited: there is none either, it does not know the
-    /// stream, or it has counted something.
+    /// There is none, and the cache is to be visited: there is none either, it is to keep blocks of
+    /// the stream from now on, it has counted something, or it refused a block.
     MissToVisit,
 }
 
 /// What a cache's flag protects.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    sets: Box<[Set; NUM_SETS]>,
     bytes: u64,
     pub(crate) flow: Flows,
     pub(crate) history: History,
-    streams: SmallVec<[(StreamId, StreamSlot); 2]>,
-    /// Requests that were served, since the last visit.
-    pub(crate) hits: u64,
-}
-
-fn set_of(requested: u32, slot: StreamSlot) -> usize {
-    let key = u64::from(requested) ^ u64::from(slot.index()) << 32;
-    #[expect(clippy::cast_possible_truncation, reason = "6 bits are left")]
-    {
-        (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - NUM_SETS.ilog2())) as usize
-    }
+    /// The streams whose blocks may be kept.
+    streams: SmallVec<[StreamSlot; 2]>,
+    sets: [Set; NUM_SETS],
 }
 
 impl Inner {
-    fn slot(&self, stream: StreamId) -> Option<StreamSlot> {
-        let known = self.streams.iter().find(|(id, _)| *id == stream);
-        known.map(|(_, slot)| *slot)
+    fn new(max_history_entries: usize) -> Self {
+        let mut history = History::default();
+        history.set_max_entries(max_history_entries);
+        Self {
+            bytes: 0,
+            flow: Flows::default(),
+            history,
+            streams: SmallVec::new(),
+            sets: [Set::EMPTY; NUM_SETS],
+        }
     }
 
     /// Gives out a block, and the stamp of its allocation.
-    fn take(&mut self, requested: u32, stream: StreamId) -> Option<(Entry, u64)> {
-        let slot = self.slot(stream)?;
-        let set = &mut self.sets[set_of(requested, slot)];
-        let fits = |entry: &Entry| entry.requested == requested && entry.slot == slot;
-        let Some(at) = set.entries[..set.len].iter().rposition(fits) else {
-            set.note_missed(requested, slot);
-            return None;
-        };
-        let entry = set.remove(at);
-        let bytes = entry.bytes();
+    #[inline]
+    fn take(&mut self, requested: u32, slot: StreamSlot) -> Option<(Entry, u64)> {
+        let key = Key::new(requested, slot);
+        let set = &mut self.sets[key.set()];
+        let at = set.find(key)?;
+        let (addr, node) = set.remove(at);
+        let (bytes, requested_bytes) = (key.bytes(), u64::from(requested));
         self.bytes -= bytes;
-        self.hits += 1;
         self.flow.blocks.add(1);
         self.flow.bytes.add(bytes);
-        self.flow.requested.add(u64::from(requested));
-        let stamp = self
-            .history
-            .push_alloc(entry.addr, u64::from(requested), slot);
+        self.flow.requested.add(requested_bytes);
+        let stamp = self.history.push_alloc(addr, requested_bytes, slot);
+        let entry = Entry {
+            addr,
+            node,
+            slot,
+            requested,
+        };
         Some((entry, stamp))
     }
 
     /// Takes a block in, allocated at `stamp`.
-    pub(crate) fn put(&mut self, entry: Entry, stream: StreamId, stamp: u64) -> Put {
-        let bytes = entry.bytes();
-        if self.slot(stream) != Some(entry.slot) {
+    #[inline]
+    pub(crate) fn put(&mut self, entry: &Entry, stamp: u64) -> Put {
+        if !self.may_keep(entry.slot) {
             return Put::Unwanted;
         }
-        let set = &mut self.sets[set_of(entry.requested, entry.slot)];
-        if !set.is_wanted(&entry) {
-            return Put::Unwanted;
+        let key = Key::new(entry.requested, entry.slot);
+        let bytes = key.bytes();
+        let set = &mut self.sets[key.set()];
+        let at = set.len;
+        if at >= WAYS || self.bytes + bytes > MAX_BYTES {
+            // One of a kind is worth more than one more.
+            return match set.find(key) {
+                Some(_) => Put::Unwanted,
+                None => Put::NoRoom,
+            };
         }
-        let Some(room) = set.entries.get_mut(set.len) else {
-            return Put::NoRoom;
-        };
-        if self.bytes + bytes > MAX_BYTES {
-            return Put::NoRoom;
-        }
-        *room = entry;
-        set.len += 1;
+        (set.keys[at], set.addrs[at], set.nodes[at]) = (key, entry.addr, entry.node);
+        set.len = at + 1;
         self.bytes += bytes;
-        self.count_free(&entry);
-        self.history.pass(stamp);
-        self.history
-            .push_free(entry.addr, u64::from(entry.requested), entry.slot);
-        Put::Kept
-    }
-
-    fn count_free(&mut self, entry: &Entry) {
+        let requested = u64::from(entry.requested);
         self.flow.blocks.remove(1);
-        self.flow.bytes.remove(entry.bytes());
-        self.flow.requested.remove(u64::from(entry.requested));
+        self.flow.bytes.remove(bytes);
+        self.flow.requested.remove(requested);
+        self.history.pass(stamp);
+        self.history.push_free(entry.addr, requested, entry.slot);
+        Put::Kept
     }
 
     /// Makes room for a block of this size: takes out the oldest one of its set, or half of all if
     /// there are too many bytes.
-    pub(crate) fn make_room(&mut self, requested: u32, slot: StreamSlot, out: &mut Vec<Entry>) {
-        let bytes = u64::from(requested).next_multiple_of(MIN_BLOCK_BYTES);
-        if self.bytes + bytes > MAX_BYTES {
+    pub(crate) fn make_room(&mut self, entry: &Entry, out: &mut Vec<NodeId>) {
+        let key = Key::new(entry.requested, entry.slot);
+        if self.bytes + key.bytes() > MAX_BYTES {
             self.drain_to(MAX_BYTES / 2, out);
         }
-        let set = &mut self.sets[set_of(requested, slot)];
+        let set = &mut self.sets[key.set()];
         if set.len == WAYS {
-            let oldest = set.remove(0);
-            self.bytes -= oldest.bytes();
-            out.push(oldest);
+            self.bytes -= set.keys[0].bytes();
+            out.push(set.remove(0).1);
         }
     }
 
-    /// Takes out entries until at most `bytes` bytes are left.
-    pub(crate) fn drain_to(&mut self, bytes: u64, out: &mut Vec<Entry>) {
-        for set in self.sets.iter_mut() {
+    /// Takes out blocks until at most `bytes` bytes are left.
+    pub(crate) fn drain_to(&mut self, bytes: u64, out: &mut Vec<NodeId>) {
+        for set in &mut self.sets {
             if self.bytes <= bytes {
                 break;
             }
-            for entry in &set.entries[..set.len] {
-                self.bytes -= entry.bytes();
-                out.push(*entry);
+            for at in 0..set.len {
+                self.bytes -= set.keys[at].bytes();
+                out.push(set.nodes[at]);
             }
-            set.len = 0;
+            *set = Set::EMPTY;
         }
     }
 
-    /// Allows blocks of a stream to be kept, on which so much is requested now.
-    pub(crate) fn allow(&mut self, stream: StreamId, slot: StreamSlot, requested: u64) {
-        if self.slot(stream).is_none() {
-            self.streams.push((stream, slot));
-            // That was not asked for here, for want of a cache or of the stream.
-            if let Ok(requested) = u32::try_from(requested) {
-                self.sets[set_of(requested, slot)].note_missed(requested, slot);
-            }
+    #[inline]
+    fn may_keep(&self, slot: StreamSlot) -> bool {
+        self.streams.contains(&slot)
+    }
+
+    /// Allows blocks of a stream to be kept.
+    fn allow(&mut self, slot: StreamSlot) {
+        if !self.may_keep(slot) {
+            self.streams.push(slot);
         }
     }
 
@@ -287,19 +327,10 @@ pub(crate) struct ThreadCache {
 impl ThreadCache {
     /// A cache that the calling thread has.
     pub(crate) fn new(allocator: u64, max_history_entries: usize) -> Self {
-        let mut history = History::default();
-        history.set_max_entries(max_history_entries);
         Self {
             allocator,
             attached: AtomicBool::new(true),
-            inner: Owned::new(Inner {
-                sets: Box::new([Set::default(); NUM_SETS]),
-                bytes: 0,
-                flow: Flows::default(),
-                history,
-                streams: SmallVec::new(),
-                hits: 0,
-            }),
+            inner: Owned::new(Inner::new(max_history_entries)),
         }
     }
 
@@ -312,35 +343,131 @@ impl ThreadCache {
             .is_ok()
     }
 
+    #[inline]
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Inner) -> R) -> R {
         self.inner.with(f)
     }
 }
 
-/// A cache that a thread has.
+/// A cache that a thread has, and what only that thread knows, so that it needs no flag.
 struct Mine {
+    allocator: u64,
     cache: Arc<ThreadCache>,
-    /// Whether it has counted something since this thread visited it under the state's lock.
-    touched: bool,
+    /// Whether this thread is to visit the cache under the state's lock: since the last visit it has
+    /// counted something, or refused a block.
+    to_visit: bool,
+    /// The stream that was used last.
+    recent: Option<(StreamId, StreamSlot)>,
+    /// All that this thread has used. They stay true: neither streams nor slots are used again.
+    streams: Vec<(StreamId, StreamSlot)>,
+    asked: Box<[Asked; NUM_SETS]>,
 }
 
-/// The caches that a thread has, the one used last first.
-struct Attached(RefCell<Vec<Mine>>);
+impl Mine {
+    #[inline]
+    fn slot(&mut self, stream: StreamId) -> Option<StreamSlot> {
+        match self.recent {
+            Some((recent, slot)) if recent == stream => Some(slot),
+            _ => self.other_slot(stream),
+        }
+    }
+
+    #[cold]
+    fn other_slot(&mut self, stream: StreamId) -> Option<StreamSlot> {
+        let known = self.streams.iter().find(|(id, _)| *id == stream);
+        self.recent = Some(*known?);
+        known.map(|(_, slot)| *slot)
+    }
+
+    #[inline]
+    fn note(&mut self, requested: u32, slot: StreamSlot) {
+        let key = Key::new(requested, slot);
+        self.asked[key.set()].note(key);
+    }
+
+    #[inline]
+    fn take(&mut self, requested: u32, stream: StreamId) -> Take {
+        let Some(slot) = self.slot(stream) else {
+            return Take::MissToVisit;
+        };
+        let key = Key::new(requested, slot);
+        let asked = &mut self.asked[key.set()];
+        let is_second = asked.note(key);
+        if asked.may_hold {
+            let (hit, holds) = self.cache.with(|inner| {
+                let hit = inner.take(requested, slot);
+                (hit, inner.sets[key.set()].len > 0)
+            });
+            asked.may_hold = holds;
+            if let Some((entry, stamp)) = hit {
+                self.to_visit = true;
+                return Take::Hit(entry, stamp);
+            }
+        }
+        // From the second time on blocks are kept: the cache must know the stream.
+        if self.to_visit || is_second {
+            Take::MissToVisit
+        } else {
+            Take::Miss
+        }
+    }
+
+    #[inline]
+    fn put(&mut self, entry: &Entry, stamp: u64) -> Put {
+        let key = Key::new(entry.requested, entry.slot);
+        let asked = &mut self.asked[key.set()];
+        if !asked.is_wanted(key) {
+            return Put::Unwanted;
+        }
+        asked.may_hold = true;
+        // What it counts by this is to be looked at, and if it is refused the cache does not know
+        // the stream.
+        self.to_visit = true;
+        self.cache.with(|inner| inner.put(entry, stamp))
+    }
+}
+
+/// The caches that a thread has, the one used last apart from the others.
+struct Caches {
+    recent: Option<Mine>,
+    others: Vec<Mine>,
+}
+
+impl Caches {
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Mine> {
+        self.recent.iter_mut().chain(&mut self.others)
+    }
+
+    /// Makes the cache for an allocator the one used last. False if there is none.
+    #[cold]
+    fn bring(&mut self, allocator: u64) -> bool {
+        let is_its = |mine: &Mine| mine.allocator == allocator;
+        let Some(at) = self.others.iter().position(is_its) else {
+            return false;
+        };
+        match &mut self.recent {
+            Some(recent) => std::mem::swap(recent, &mut self.others[at]),
+            None => self.recent = Some(self.others.swap_remove(at)),
+        }
+        true
+    }
+}
+
+struct Attached(RefCell<Caches>);
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        for mine in self.0.get_mut().drain(..) {
+        for mine in self.0.get_mut().iter_mut() {
             mine.cache.attached.store(false, Ordering::Relaxed);
         }
     }
 }
 
-thread_local! {
-    #[expect(
-        clippy::missing_const_for_thread_local,
-        reason = "loom's macro of this name knows no const initializer"
-    )]
-    static ATTACHED: Attached = Attached(RefCell::new(Vec::new()));
+thread_local_const! {
+    static ATTACHED: Attached = Attached(RefCell::new(Caches {
+        recent: None,
+        others: Vec::new(),
+    }));
 }
 
 /// Runs `f` on this thread's cache for an allocator, if it has one.
@@ -348,33 +475,54 @@ thread_local! {
 fn with_mine<R>(allocator: u64, f: impl FnOnce(&mut Mine) -> R) -> Option<R> {
     let attached = ATTACHED.try_with(|attached| {
         let mut caches = attached.0.borrow_mut();
-        if caches.first()?.cache.allocator != allocator {
-            let at = caches
-                .iter()
-                .position(|mine| mine.cache.allocator == allocator)?;
-            caches.swap(0, at);
+        let is_recent = matches!(&caches.recent, Some(mine) if mine.allocator == allocator);
+        if !is_recent && !caches.bring(allocator) {
+            return None;
         }
-        Some(f(&mut caches[0]))
+        caches.recent.as_mut().map(f)
     });
     // A thread that is ending has no caches any more.
     attached.ok().flatten()
 }
 
-/// Visits this thread's cache for an allocator. False if it has none. To be called under the
-/// state's lock, and what was counted is to be taken out.
-pub(crate) fn visit_mine(allocator: u64, f: impl FnOnce(&mut Inner)) -> bool {
+/// Visits this thread's cache for an allocator, which then keeps blocks of the stream too. False if
+/// it has none. To be called under the state's lock, and what was counted is to be taken out.
+pub(crate) fn visit_mine(
+    allocator: u64,
+    (stream, slot): (StreamId, StreamSlot),
+    requested: u64,
+    f: impl FnOnce(&mut Inner),
+) -> bool {
     let visited = with_mine(allocator, |mine| {
-        mine.touched = false;
-        mine.cache.with(f);
+        mine.to_visit = false;
+        mine.cache.with(|inner| {
+            f(inner);
+            inner.allow(slot);
+        });
+        if mine.slot(stream).is_none() {
+            mine.streams.push((stream, slot));
+            // That was not asked for here, for want of a cache or of the stream.
+            if let Ok(requested) = u32::try_from(requested) {
+                mine.note(requested, slot);
+            }
+        }
     });
     visited.is_some()
 }
 
-/// The same, if it has counted something since the last visit.
-#[inline]
-pub(crate) fn visit_mine_if_touched(allocator: u64, f: impl FnOnce(&mut Inner)) {
+/// Visits this thread's cache for an allocator, if it has one. Else as [`visit_mine`].
+pub(crate) fn look_at_mine(allocator: u64, f: impl FnOnce(&mut Inner)) {
     with_mine(allocator, |mine| {
-        if std::mem::take(&mut mine.touched) {
+        mine.to_visit = false;
+        mine.cache.with(f);
+    });
+}
+
+/// The same, if a visit is due.
+#[inline]
+pub(crate) fn look_at_mine_if_due(allocator: u64, f: impl FnOnce(&mut Inner)) {
+    with_mine(allocator, |mine| {
+        if std::mem::take(&mut mine.to_visit) {
             mine.cache.with(f);
         }
     });
@@ -385,10 +533,17 @@ pub(crate) fn attach(cache: Arc<ThreadCache>) {
     // A thread that is ending takes none: its blocks come from the heap and go there.
     let _ = ATTACHED.try_with(|attached| {
         let mut caches = attached.0.borrow_mut();
-        caches.retain(|mine| Arc::strong_count(&mine.cache) > 1);
-        caches.push(Mine {
+        let is_used = |mine: &mut Mine| Arc::strong_count(&mine.cache) > 1;
+        caches.others.retain_mut(is_used);
+        let before = caches.recent.take_if(is_used);
+        caches.others.extend(before);
+        caches.recent = Some(Mine {
+            allocator: cache.allocator,
             cache: Arc::clone(&cache),
-            touched: false,
+            to_visit: false,
+            recent: None,
+            streams: Vec::new(),
+            asked: Box::new([Asked::NOTHING; NUM_SETS]),
         });
     });
 }
@@ -400,31 +555,13 @@ pub(crate) fn take(allocator: u64, requested: u64, stream: StreamId) -> Take {
         Ok(small) if requested <= MAX_REQUEST => small,
         _ => return Take::Miss,
     };
-    let taken = with_mine(allocator, |mine| {
-        let found = mine
-            .cache
-            .with(|inner| match inner.take(requested, stream) {
-                Some((entry, stamp)) => Take::Hit(entry, stamp),
-                None if inner.slot(stream).is_some() => Take::Miss,
-                None => Take::MissToVisit,
-            });
-        match found {
-            Take::Hit(..) => mine.touched = true,
-            Take::Miss if mine.touched => return Take::MissToVisit,
-            _ => {}
-        }
-        found
-    });
+    let taken = with_mine(allocator, |mine| mine.take(requested, stream));
     taken.unwrap_or(Take::MissToVisit)
 }
 
 /// Frees into this thread's cache.
 #[inline]
-pub(crate) fn put(allocator: u64, entry: Entry, stream: StreamId, stamp: u64) -> Put {
-    let put = with_mine(allocator, |mine| {
-        let put = mine.cache.with(|inner| inner.put(entry, stream, stamp));
-        mine.touched |= put == Put::Kept;
-        put
-    });
+pub(crate) fn put(allocator: u64, entry: &Entry, stamp: u64) -> Put {
+    let put = with_mine(allocator, |mine| mine.put(entry, stamp));
     put.unwrap_or(Put::Unwanted)
 }

@@ -14,15 +14,12 @@ pub(super) const NUM_BINS: usize = PER_OCTAVE * 48;
 const NUM_WORDS: usize = NUM_BINS / 64;
 
 /// The bin that holds blocks of `bytes` bytes.
+#[inline]
 pub(super) const fn bin_of(bytes: u64) -> usize {
     let units = bytes / MIN_BLOCK_BYTES;
-    if units < PER_OCTAVE as u64 {
-        return units as usize;
-    }
-    let exponent = units.ilog2();
-    let octave = (exponent - MANTISSA_BITS + 1) as usize;
-    let mantissa = (units >> (exponent - MANTISSA_BITS)) as usize & (PER_OCTAVE - 1);
-    octave * PER_OCTAVE + mantissa
+    // How many bits follow the leading six: none below 64 units.
+    let shift = (units | PER_OCTAVE as u64).ilog2() - MANTISSA_BITS;
+    shift as usize * PER_OCTAVE + (units >> shift) as usize
 }
 
 /// Heads of the free lists of one zone, and which of them are not empty.
@@ -30,50 +27,62 @@ pub(super) const fn bin_of(bytes: u64) -> usize {
 pub(super) struct Bins {
     heads: Box<[NodeId; NUM_BINS]>,
     occupied: [u64; NUM_WORDS],
+    /// Which of those words are not zero.
+    words: u32,
 }
+
+const _: () = assert!(NUM_WORDS < 32);
 
 impl Bins {
     pub(super) fn new() -> Self {
         Self {
             heads: Box::new([NIL; NUM_BINS]),
             occupied: [0; NUM_WORDS],
+            words: 0,
         }
     }
 
+    #[inline]
     pub(super) fn head(&self, bin: usize) -> NodeId {
         self.heads[bin]
     }
 
+    #[inline]
     pub(super) fn set_head(&mut self, bin: usize, node: NodeId) {
         self.heads[bin] = node;
+        let word = &mut self.occupied[bin / 64];
         let bit = 1 << (bin % 64);
-        if node == NIL {
-            self.occupied[bin / 64] &= !bit;
+        if node != NIL {
+            *word |= bit;
+            self.words |= 1 << (bin / 64);
         } else {
-            self.occupied[bin / 64] |= bit;
+            *word &= !bit;
+            if *word == 0 {
+                self.words &= !(1 << (bin / 64));
+            }
         }
     }
 
     /// The first bin at or after `from` that is not empty.
+    #[inline]
     pub(super) fn next_occupied(&self, from: usize) -> Option<usize> {
-        let mut word = from / 64;
-        if word >= NUM_WORDS {
+        let word = from / 64;
+        let bits = self.occupied.get(word)? & (u64::MAX << (from % 64));
+        if bits != 0 {
+            return Some(word * 64 + bits.trailing_zeros() as usize);
+        }
+        // Of the words after that one.
+        let words = self.words & (!1 << word);
+        if words == 0 {
             return None;
         }
-        let mut bits = self.occupied[word] & (u64::MAX << (from % 64));
-        while bits == 0 {
-            word += 1;
-            if word == NUM_WORDS {
-                return None;
-            }
-            bits = self.occupied[word];
-        }
-        Some(word * 64 + bits.trailing_zeros() as usize)
+        let word = words.trailing_zeros() as usize;
+        Some(word * 64 + self.occupied[word].trailing_zeros() as usize)
     }
 
     /// The last bin that is not empty.
     pub(super) fn last_occupied(&self) -> Option<usize> {
-        let word = self.occupied.iter().rposition(|bits| *bits != 0)?;
+        let word = self.words.checked_ilog2()? as usize;
         Some(word * 64 + 63 - self.occupied[word].leading_zeros() as usize)
     }
 

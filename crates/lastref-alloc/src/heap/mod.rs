@@ -43,6 +43,13 @@ use crate::stats::PoolKind;
 
 /// Requests are rounded up to a multiple of this, as PyTorch does (its `kMinBlockSize`).
 pub(crate) const MIN_BLOCK_BYTES: u64 = 512;
+
+/// A request's bytes, rounded up.
+#[inline]
+pub(crate) const fn rounded(bytes: u64) -> u64 {
+    (bytes + (MIN_BLOCK_BYTES - 1)) & !(MIN_BLOCK_BYTES - 1)
+}
+
 /// The most blocks looked at inside one bin for the best fit.
 const MAX_SCAN: usize = 16;
 
@@ -112,6 +119,16 @@ impl Node {
         }
     }
 
+    /// Sets what the caller asked for: less than its bytes by less than [`MIN_BLOCK_BYTES`].
+    #[inline]
+    const fn set_requested(&mut self, requested: u64) {
+        debug_assert!(self.bytes - requested < MIN_BLOCK_BYTES);
+        #[expect(clippy::cast_possible_truncation, reason = "it is less than 512")]
+        {
+            self.rounding = (self.bytes - requested) as u16;
+        }
+    }
+
     const fn is_free_in(&self, pool: PoolKind) -> bool {
         matches!(self.state, State::Free) && self.pool as u8 == pool as u8
     }
@@ -159,7 +176,26 @@ pub(crate) struct Totals {
     pub(crate) split_bytes: u64,
 }
 
+/// What [`Totals`] have of one free node.
+#[derive(Clone, Copy)]
+struct Booked {
+    bytes: u64,
+    split: u64,
+}
+
+impl Booked {
+    const NOTHING: Self = Self { bytes: 0, split: 0 };
+}
+
 impl Totals {
+    /// Books `new` in the place of `old`.
+    #[inline]
+    fn rebook(&mut self, old: Booked, new: Booked) {
+        self.free_bytes = self.free_bytes + new.bytes - old.bytes;
+        self.split_bytes = self.split_bytes + new.split - old.split;
+        self.split_nodes = self.split_nodes + u64::from(new.split > 0) - u64::from(old.split > 0);
+    }
+
     pub(crate) const fn add(&mut self, other: &Self) {
         self.mapped_bytes += other.mapped_bytes;
         self.segments += other.segments;
@@ -214,14 +250,24 @@ impl Heap {
         }
     }
 
-    pub(crate) fn totals(&self, pool: PoolKind) -> Totals {
+    #[inline]
+    pub(crate) const fn totals(&self, pool: PoolKind) -> Totals {
         self.zones[pool as usize].totals
     }
 
+    /// Split nodes and their bytes, of the [`Totals`].
+    #[inline]
+    pub(crate) const fn splits(&self, pool: PoolKind) -> (u64, u64) {
+        let totals = &self.zones[pool as usize].totals;
+        (totals.split_nodes, totals.split_bytes)
+    }
+
+    #[inline]
     pub(crate) fn node(&self, node: NodeId) -> &Node {
         &self.nodes[node as usize]
     }
 
+    #[inline]
     pub(crate) fn node_mut(&mut self, node: NodeId) -> &mut Node {
         &mut self.nodes[node as usize]
     }
@@ -273,22 +319,25 @@ impl Heap {
         let bins = &self.zones[pool as usize].bins;
         let mut from = bins::bin_of(bytes);
         while let Some(bin) = bins.next_occupied(from) {
-            let mut best: Option<(u64, u64, NodeId)> = None;
+            let mut best = (u64::MAX, u64::MAX);
+            let mut found = NIL;
             let mut scanned = 0;
             let mut id = bins.head(bin);
             while id != NIL && scanned < MAX_SCAN {
                 let node = self.node(id);
-                if node.bytes >= bytes && usable(&node.stamps) {
-                    let candidate = (node.bytes, pool.distance(node.addr), id);
-                    best = Some(best.map_or(candidate, |best| best.min(candidate)));
+                if node.bytes < bytes {
                     scanned += 1;
-                } else if node.bytes < bytes {
+                } else if usable(&node.stamps) {
                     scanned += 1;
+                    let candidate = (node.bytes, pool.distance(node.addr));
+                    if candidate < best {
+                        (best, found) = (candidate, id);
+                    }
                 }
                 id = node.list_next;
             }
-            if let Some((_, _, id)) = best {
-                return Some(id);
+            if found != NIL {
+                return Some(found);
             }
             from = bin + 1;
         }
@@ -318,10 +367,10 @@ impl Heap {
 
     /// Makes a part of a free node live for `stream`: of the `requested` bytes, rounded up, at the
     /// pool's end of the range. What the node has beside it stays free. Returns the live node.
+    #[inline]
     pub(crate) fn take(&mut self, node: NodeId, requested: u64, stream: StreamSlot) -> NodeId {
-        let bytes = requested.next_multiple_of(MIN_BLOCK_BYTES);
-        let free = self.node(node);
-        let taken = if free.bytes > bytes {
+        let bytes = rounded(requested);
+        let taken = if self.node(node).bytes > bytes {
             self.cut_off(node, bytes)
         } else {
             self.unlink_free(node);
@@ -333,48 +382,36 @@ impl Heap {
 
     /// Cuts `bytes` bytes off a free node, at the pool's end: a new node, in no list. The free one
     /// keeps its identity, and mostly its place in its bin.
+    #[inline]
     fn cut_off(&mut self, id: NodeId, bytes: u64) -> NodeId {
-        let Node {
-            addr,
-            bytes: all,
-            prev,
-            next,
-            region,
-            pool,
-            ..
-        } = *self.node(id);
-        let old_bin = self.begin_resize(id);
-        let is_first = matches!(pool, PoolKind::Large);
-        let new = self.new_node(Node {
-            addr: if is_first { addr } else { addr + all - bytes },
-            bytes,
-            prev: if is_first { prev } else { id },
-            next: if is_first { id } else { next },
-            list_prev: NIL,
-            list_next: NIL,
-            stamps: Stamps::default(),
-            region,
-            rounding: 0,
-            state: State::Live,
-            pool,
-        });
-        if is_first {
-            let rest = self.node_mut(id);
-            rest.prev = new;
-            rest.addr += bytes;
-            self.set_next(prev, region, new);
-        } else {
-            self.node_mut(id).next = new;
-            if next != NIL {
-                self.node_mut(next).prev = new;
+        let old = self.begin_resize(id);
+        let new = self.vacant_node();
+        let free = self.node_mut(id);
+        free.bytes -= bytes;
+        let (region, pool) = (free.region, free.pool);
+        let (addr, prev, next) = match pool {
+            PoolKind::Large => {
+                let addr = free.addr;
+                free.addr += bytes;
+                (addr, std::mem::replace(&mut free.prev, new), id)
             }
+            PoolKind::Small => (free.end(), id, std::mem::replace(&mut free.next, new)),
+        };
+        let node = self.node_mut(new);
+        (node.addr, node.bytes) = (addr, bytes);
+        (node.prev, node.next) = (prev, next);
+        (node.region, node.pool) = (region, pool);
+        match pool {
+            PoolKind::Large => self.set_next(prev, region, new),
+            PoolKind::Small if next != NIL => self.node_mut(next).prev = new,
+            PoolKind::Small => {}
         }
-        self.node_mut(id).bytes -= bytes;
-        self.end_resize(id, old_bin);
+        self.end_resize(id, old);
         new
     }
 
     /// Sets what comes after `prev`, or first in the region.
+    #[inline]
     fn set_next(&mut self, prev: NodeId, region: u32, next: NodeId) {
         if prev != NIL {
             self.node_mut(prev).next = next;
@@ -383,36 +420,65 @@ impl Heap {
         }
     }
 
-    /// Takes a free node, whose borders are about to move, out of the books. Its bin stays.
-    fn begin_resize(&mut self, id: NodeId) -> usize {
-        self.book_out(id);
-        bins::bin_of(self.node(id).bytes)
+    /// What is booked of a free node whose borders are about to move.
+    #[inline]
+    fn begin_resize(&self, id: NodeId) -> Booked {
+        let node = self.node(id);
+        Booked {
+            bytes: node.bytes,
+            split: self.split_bytes(node),
+        }
     }
 
-    /// Books a free node again, in another bin if it left that of its old size.
-    fn end_resize(&mut self, id: NodeId, old_bin: usize) {
-        if bins::bin_of(self.node(id).bytes) != old_bin {
-            self.leave_bin(id, old_bin);
-            self.enter_bin(id);
+    /// Books the new borders of a free node, and puts it into another bin if it left that of its old
+    /// size.
+    #[inline]
+    fn end_resize(&mut self, id: NodeId, old: Booked) {
+        let new = self.begin_resize(id);
+        let pool = self.node(id).pool;
+        self.zones[pool as usize].totals.rebook(old, new);
+        let (old_bin, bin) = (bins::bin_of(old.bytes), bins::bin_of(new.bytes));
+        if old_bin != bin {
+            self.change_bin(id, old_bin, bin);
         }
-        self.book_in(id);
+    }
+
+    #[inline(never)]
+    fn change_bin(&mut self, id: NodeId, old_bin: usize, bin: usize) {
+        self.leave_bin(id, old_bin);
+        self.enter_bin(id, bin);
     }
 
     /// Makes a node of the right size, in no list, live.
+    #[inline]
     fn hand_out(&mut self, node: NodeId, requested: u64, stream: StreamSlot) {
         let node = self.node_mut(node);
         node.state = State::Live;
         node.stamps = Stamps::held(stream);
-        node.rounding = u16::try_from(node.bytes - requested).expect("blocks are rounded to 512");
+        node.set_requested(requested);
+    }
+
+    /// Gives a live node out anew as it is, to the same stream, if its size is right.
+    #[inline]
+    pub(crate) fn take_live(&mut self, id: NodeId, requested: u64, stream: StreamSlot) -> bool {
+        let node = self.node_mut(id);
+        debug_assert_eq!(node.state, State::Live);
+        let fits = node.bytes == rounded(requested) && node.stamps.slot() == stream;
+        if fits {
+            node.set_requested(requested);
+        }
+        fits
     }
 
     /// Makes a live or pending node free, merged with its free neighbours. Of their stamps those
     /// that are `finished` are forgotten where there are others.
+    #[inline]
     pub(crate) fn give_back(&mut self, node: NodeId, finished: impl Fn(StreamSlot, u64) -> bool) {
         self.node_mut(node).rounding = 0;
         self.free_and_merge(node, finished);
     }
 
+    #[inline]
     fn free_and_merge(&mut self, node: NodeId, finished: impl Fn(StreamSlot, u64) -> bool) {
         let freed = self.node_mut(node);
         freed.state = State::Free;
@@ -430,25 +496,24 @@ impl Heap {
         match (is_free(prev), is_free(next)) {
             (false, false) => self.link_free(node),
             (false, true) => {
-                let old_bin = self.begin_resize(next);
-                let stamps = std::mem::take(&mut self.node_mut(node).stamps);
+                let old = self.begin_resize(next);
+                self.merge_stamps(next, node, &finished);
                 let grown = self.node_mut(next);
                 grown.prev = prev;
                 grown.addr = addr;
                 grown.bytes += bytes;
-                grown.stamps.merge(&stamps, &finished);
                 self.set_next(prev, region, next);
                 self.remove_node(node);
-                self.end_resize(next, old_bin);
+                self.end_resize(next, old);
             }
             (true, next_too) => {
                 if next_too {
                     self.unlink_free(next);
                     self.absorb_next(node, &finished);
                 }
-                let old_bin = self.begin_resize(prev);
+                let old = self.begin_resize(prev);
                 self.absorb_next(prev, &finished);
-                self.end_resize(prev, old_bin);
+                self.end_resize(prev, old);
             }
         }
     }
@@ -534,6 +599,7 @@ impl Heap {
     // ---- pages -----------------------------------------------------------------------------
 
     /// The whole pages inside a node of a range.
+    #[inline]
     fn whole_pages(&self, node: &Node) -> Stretch {
         // Ranges begin on a page boundary, counted from address 0.
         let mask = self.page_bytes - 1;
@@ -546,11 +612,13 @@ impl Heap {
     }
 
     /// Bytes of a free node that cannot go back to the device.
+    #[inline]
     fn split_bytes(&self, node: &Node) -> u64 {
         node.bytes - self.releasable(node)
     }
 
     /// Bytes of a free node that could go back to the device.
+    #[inline]
     pub(crate) fn releasable(&self, node: &Node) -> u64 {
         if self.is_virtual {
             self.whole_pages(node).bytes
@@ -564,12 +632,36 @@ impl Heap {
     // ---- nodes -----------------------------------------------------------------------------
 
     fn new_node(&mut self, node: Node) -> NodeId {
-        if let Some(id) = self.vacant.pop() {
-            self.nodes[id as usize] = node;
-            return id;
+        let id = self.vacant_node();
+        *self.node_mut(id) = node;
+        id
+    }
+
+    /// A node of no meaning yet, which has no stamps.
+    #[inline]
+    fn vacant_node(&mut self) -> NodeId {
+        match self.vacant.pop() {
+            Some(id) => id,
+            None => self.another_node(),
         }
+    }
+
+    #[cold]
+    fn another_node(&mut self) -> NodeId {
         let id = NodeId::try_from(self.nodes.len()).expect("under 2^32 nodes exist");
-        self.nodes.push(node);
+        self.nodes.push(Node {
+            addr: 0,
+            bytes: 0,
+            prev: NIL,
+            next: NIL,
+            list_prev: NIL,
+            list_next: NIL,
+            stamps: Stamps::default(),
+            region: 0,
+            rounding: 0,
+            state: State::Vacant,
+            pool: PoolKind::Small,
+        });
         id
     }
 
@@ -602,70 +694,89 @@ impl Heap {
     }
 
     /// Makes the next node (in no list) part of this one; stamps are joined.
+    #[inline]
     fn absorb_next(&mut self, node: NodeId, finished: &impl Fn(StreamSlot, u64) -> bool) {
         let next = self.node(node).next;
-        let absorbed = self.node_mut(next);
+        self.merge_stamps(node, next, finished);
+        let absorbed = self.node(next);
         let (bytes, after) = (absorbed.bytes, absorbed.next);
-        let stamps = std::mem::take(&mut absorbed.stamps);
         let grown = self.node_mut(node);
         grown.bytes += bytes;
         grown.next = after;
-        grown.stamps.merge(&stamps, finished);
         if after != NIL {
             self.node_mut(after).prev = node;
         }
         self.remove_node(next);
     }
 
+    /// Adds the stamps of a node that is about to be part of `node`.
+    #[inline]
+    fn merge_stamps(
+        &mut self,
+        node: NodeId,
+        absorbed: NodeId,
+        finished: &impl Fn(StreamSlot, u64) -> bool,
+    ) {
+        let (slot, tick, is_alone) = self.node(absorbed).stamps.first();
+        let stamps = &mut self.node_mut(node).stamps;
+        if !is_alone || !stamps.merge_same((slot, tick)) {
+            self.merge_other_stamps(node, absorbed, finished);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn merge_other_stamps(
+        &mut self,
+        node: NodeId,
+        absorbed: NodeId,
+        finished: &impl Fn(StreamSlot, u64) -> bool,
+    ) {
+        let stamps = std::mem::take(&mut self.node_mut(absorbed).stamps);
+        self.node_mut(node).stamps.merge(&stamps, finished);
+    }
+
+    #[inline]
     fn remove_node(&mut self, node: NodeId) {
         self.node_mut(node).state = State::Vacant;
         self.vacant.push(node);
     }
 
+    #[inline]
     fn link_free(&mut self, id: NodeId) {
         debug_assert_eq!(self.node(id).state, State::Free);
-        self.enter_bin(id);
-        self.book_in(id);
+        let new = self.begin_resize(id);
+        let pool = self.node(id).pool;
+        let totals = &mut self.zones[pool as usize].totals;
+        totals.rebook(Booked::NOTHING, new);
+        self.enter_bin(id, bins::bin_of(new.bytes));
     }
 
+    #[inline]
     fn unlink_free(&mut self, id: NodeId) {
         debug_assert_eq!(self.node(id).state, State::Free);
-        self.book_out(id);
-        self.leave_bin(id, bins::bin_of(self.node(id).bytes));
+        let old = self.begin_resize(id);
+        let pool = self.node(id).pool;
+        let totals = &mut self.zones[pool as usize].totals;
+        totals.rebook(old, Booked::NOTHING);
+        self.leave_bin(id, bins::bin_of(old.bytes));
     }
 
-    fn enter_bin(&mut self, id: NodeId) {
-        let node = self.node(id);
-        let bin = bins::bin_of(node.bytes);
-        let bins = &mut self.zones[node.pool as usize].bins;
+    #[inline]
+    fn enter_bin(&mut self, id: NodeId, bin: usize) {
+        let pool = self.node(id).pool;
+        let bins = &mut self.zones[pool as usize].bins;
         let head = bins.head(bin);
         bins.set_head(bin, id);
         self.link_before(id, head);
     }
 
+    #[inline]
     fn leave_bin(&mut self, id: NodeId, bin: usize) {
         let pool = self.node(id).pool;
         if let Some(head) = self.unlink(id) {
             self.zones[pool as usize].bins.set_head(bin, head);
         }
-    }
-
-    fn book_in(&mut self, id: NodeId) {
-        let node = self.node(id);
-        let (bytes, split) = (node.bytes, self.split_bytes(node));
-        let totals = &mut self.zones[node.pool as usize].totals;
-        totals.free_bytes += bytes;
-        totals.split_nodes += u64::from(split > 0);
-        totals.split_bytes += split;
-    }
-
-    fn book_out(&mut self, id: NodeId) {
-        let node = self.node(id);
-        let (bytes, split) = (node.bytes, self.split_bytes(node));
-        let totals = &mut self.zones[node.pool as usize].totals;
-        totals.free_bytes -= bytes;
-        totals.split_nodes -= u64::from(split > 0);
-        totals.split_bytes -= split;
     }
 
     fn link_gap(&mut self, id: NodeId) {
@@ -681,6 +792,7 @@ impl Heap {
     }
 
     /// Makes a node the one before `head`, the head of a list so far.
+    #[inline]
     fn link_before(&mut self, id: NodeId, head: NodeId) {
         if head != NIL {
             self.node_mut(head).list_prev = id;
@@ -690,6 +802,7 @@ impl Heap {
     }
 
     /// Takes a node out of its list. If it was the head, returns the next one.
+    #[inline]
     fn unlink(&mut self, id: NodeId) -> Option<NodeId> {
         let Node {
             list_prev,

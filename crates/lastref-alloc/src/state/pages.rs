@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use lastref_snapshot::TraceAction;
 
-use super::{Miss, Request, State};
+use super::{Miss, Place, Request, State};
 use crate::clock::StreamSlot;
 use crate::device::{Device, DevicePtr, DeviceResult};
 use crate::heap::{Growth, NodeId, RegionKind, State as NodeState, Stretch};
@@ -53,7 +53,7 @@ impl State {
         &mut self,
         device: &impl Device,
         request: &Request,
-    ) -> Result<NodeId, Miss> {
+    ) -> Result<Place, Miss> {
         let pool = PoolKind::for_size(request.bytes);
         let usual = match pool {
             PoolKind::Small => SMALL_SEGMENT_BYTES,
@@ -77,8 +77,7 @@ impl State {
                     self.history
                         .push(TraceAction::SegmentAlloc, ptr, bytes, request.stream);
                     let node = self.heap.take(node, request.requested, request.stream);
-                    self.book_alloc(node, request);
-                    return Ok(node);
+                    return Ok(self.book_alloc(node, request));
                 }
                 Err(error) => miss = error.into(),
             }
@@ -95,7 +94,7 @@ impl State {
         request: &Request,
         page_bytes: u64,
         may_wait: bool,
-    ) -> Result<NodeId, Miss> {
+    ) -> Result<Place, Miss> {
         let growth = match self.plan(request) {
             Some(growth) => growth,
             None => {
@@ -124,8 +123,7 @@ impl State {
         let node = self
             .heap
             .settle(&growth, &claimed, request.requested, request.stream);
-        self.book_alloc(node, request);
-        Ok(node)
+        Ok(self.book_alloc(node, request))
     }
 
     /// Whole pages in free blocks of the other pools, and how many of them work may still use. Those
@@ -167,8 +165,8 @@ impl State {
         let whole_pages = |bytes: u64| bytes - bytes % page_bytes;
         let reserved = self.reserved();
         let peak = self
-            .peak_active
-            .max(self.books.active_bytes.current() + request.bytes);
+            .peak_active()
+            .max(self.books.active_bytes().current() + request.bytes);
         let slack = u128::from(peak) * u128::from(self.slack_per_mille) / 1000;
         let slack = u64::try_from(slack).unwrap_or(u64::MAX);
         let should_create = whole_pages(peak.saturating_add(slack).saturating_sub(reserved));

@@ -112,7 +112,7 @@ impl State {
             [
                 books.allocation.balance().cast_unsigned(),
                 books.allocated_bytes.balance().cast_unsigned(),
-                books.active_bytes.balance().cast_unsigned(),
+                books.active_bytes().balance().cast_unsigned(),
             ]
         };
         let was = counted(self);
@@ -189,6 +189,18 @@ impl State {
             sum.add(&pool.heap.totals(kind));
         }
         sum
+    }
+
+    /// The split blocks of all pools, and their bytes that cannot go back to the device.
+    #[inline]
+    pub(super) fn splits(&self, kind: PoolKind) -> (u64, u64) {
+        let (mut nodes, mut bytes) = self.heap.splits(kind);
+        for pool in self.private_pools.iter().flatten() {
+            let (more_nodes, more_bytes) = pool.heap.splits(kind);
+            nodes += more_nodes;
+            bytes += more_bytes;
+        }
+        (nodes, bytes)
     }
 
     pub(crate) fn pool_stats(&self, pool: PoolId) -> PoolStats {
