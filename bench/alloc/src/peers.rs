@@ -22,8 +22,8 @@ pub(crate) trait Peer: Sync {
     fn free(&self, block: Self::Block);
 }
 
-/// With statistics, and a history of a million entries that is full: pages of the host that are
-/// written for the first time are not what is measured.
+/// With statistics, and a history of a million entries that is full, the thread's as well as the
+/// heap's: pages of the host that are written for the first time are not what is measured.
 pub(crate) struct Lastref(pub(crate) CachingAllocator<SimDevice>);
 
 impl Peer for Lastref {
@@ -34,8 +34,10 @@ impl Peer for Lastref {
         let device = SimDevice::new(SimOptions::new(CAPACITY)).expect("the host has addresses");
         let options = AllocatorOptions::new().with_history(1_000_000);
         let allocator = CachingAllocator::with_options(device, &options);
-        for _ in 0..500_000 {
-            drop(allocator.alloc(UNIT, StreamId::DEFAULT));
+        for bytes in [1 << 20, UNIT] {
+            for _ in 0..500_000 {
+                drop(allocator.alloc(bytes, StreamId::DEFAULT));
+            }
         }
         Self(allocator)
     }

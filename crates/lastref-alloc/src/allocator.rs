@@ -34,8 +34,8 @@ use crate::ladder::{
     ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungOutcome, RungReport,
     microseconds,
 };
-use crate::owner::{Held, Lock, lock};
 use crate::options::{AllocatorOptions, Backing, InvalidOption, Limit};
+use crate::owner::{Held, Lock, lock};
 use crate::pinning::pinned;
 use crate::pool::{PoolStats, routed};
 use crate::state::{Miss, POOLS, Place, PoolId, Request, State};
@@ -569,10 +569,7 @@ impl<D: Device> Shared<D> {
 
     /// Waits for streams, with no lock held, so that pages they use can be moved. That it fails is
     /// no reason to fail: then pages are created.
-    fn wait_before_growing<'a>(
-        &'a self,
-        mut state: Held<'a, State>,
-    ) -> Held<'a, State> {
+    fn wait_before_growing<'a>(&'a self, mut state: Held<'a, State>) -> Held<'a, State> {
         state.stats.num_waits_before_growing += 1;
         drop(state);
         let waited = self.wait_for_streams();

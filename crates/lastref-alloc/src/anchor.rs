@@ -18,8 +18,8 @@ use std::ptr::NonNull;
 
 use crate::allocator::Shared;
 use crate::device::Device;
-use crate::state::State;
 use crate::owner::lock;
+use crate::state::State;
 
 /// A counted handle to an allocator.
 pub(crate) struct Handle<D: Device>(BlockAnchor<D>);

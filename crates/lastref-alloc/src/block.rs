@@ -144,9 +144,7 @@ impl<D: Device> Drop for Block<D> {
             match thread_cache::put(id, &entry, stamp) {
                 Put::Kept => return,
                 Put::NoRoom => {
-                    return self
-                        .anchor
-                        .release(|state| state.free_small(&entry, stamp));
+                    return self.anchor.release(|state| state.free_small(&entry, stamp));
                 }
                 Put::Unwanted => {}
             }

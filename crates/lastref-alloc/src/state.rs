@@ -9,7 +9,8 @@
 //!
 //! 1. `reserved()` is what the device has handed out: mapped bytes of the heap plus spare pages.
 //! 2. A block is in `pending` exactly if its node is [`State::Pending`].
-//! 3. Statistics of live and pending blocks are the sums over those nodes.
+//! 3. Statistics of live and pending blocks are the sums over those nodes, once the caches are empty and
+//!    `freed_last` is: what is in those is live for the heap, and booked as free.
 
 use std::sync::Arc;
 

@@ -679,6 +679,47 @@ mod tests {
     }
 
     #[test]
+    fn what_is_active_is_what_is_allocated_or_pending() {
+        let mut books = Books::default();
+        let pool = PoolKind::Large;
+        books.allocate(pool, 1000, 900);
+        books.free(pool, 1000, 900);
+        books.begin_pending(pool, 1000);
+        books.allocate(pool, 500, 500);
+        let stat = |current, peak, allocated, freed| Stat {
+            current,
+            peak,
+            allocated,
+            freed,
+        };
+        assert_eq!(books.active_bytes().read().all, stat(1500, 1500, 1500, 0));
+        assert_eq!(books.active().read().large_pool, stat(2, 2, 2, 0));
+        assert_eq!(
+            books.allocated_bytes.read().all,
+            stat(500, 1000, 1500, 1000)
+        );
+        let mut flow = Flow::default();
+        flow.add(10);
+        flow.remove(10);
+        let flows = Flows {
+            blocks: flow,
+            bytes: flow,
+            requested: flow,
+        };
+        books.fold(&flows);
+        assert_eq!(books.active_bytes().read().all.peak, 1510);
+        books.end_pending(pool, 1000);
+        assert_eq!(books.active_bytes().read().all, stat(500, 1510, 1510, 1010));
+        books.begin_pending(pool, 7);
+        books.reset_peaks();
+        books.reset_accumulated();
+        assert_eq!(books.active_bytes().read().all, stat(507, 507, 0, 0));
+        books.end_pending(pool, 7);
+        books.free(pool, 500, 500);
+        assert_eq!(books.active_bytes().read().all, stat(0, 507, 0, 507));
+    }
+
+    #[test]
     fn every_family_has_all_its_keys() {
         let keys = MemoryStats::default().torch_keys();
         assert_eq!(keys.len(), 9 * 3 * 4 + 12);

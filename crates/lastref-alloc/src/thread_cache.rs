@@ -141,13 +141,14 @@ struct Asked {
     may_hold: bool,
 }
 
+type AllAsked = [Asked; NUM_SETS];
+
 impl Asked {
-    /// At first the cache may hold what another thread left.
     const NOTHING: Self = Self {
         keys: [Key::NONE; WAYS],
         again: [false; WAYS],
         next: 0,
-        may_hold: true,
+        may_hold: false,
     };
 
     /// Notes a request. True if it is the second one.
@@ -203,6 +204,8 @@ pub(crate) struct Inner {
     /// The streams whose blocks may be kept.
     streams: SmallVec<[StreamSlot; 2]>,
     sets: [Set; NUM_SETS],
+    /// What was asked for, while no thread has it.
+    asked: Option<Box<AllAsked>>,
 }
 
 impl Inner {
@@ -215,6 +218,7 @@ impl Inner {
             history,
             streams: SmallVec::new(),
             sets: [Set::EMPTY; NUM_SETS],
+            asked: Some(Box::new([Asked::NOTHING; NUM_SETS])),
         }
     }
 
@@ -360,7 +364,7 @@ struct Mine {
     recent: Option<(StreamId, StreamSlot)>,
     /// All that this thread has used. They stay true: neither streams nor slots are used again.
     streams: Vec<(StreamId, StreamSlot)>,
-    asked: Box<[Asked; NUM_SETS]>,
+    asked: Box<AllAsked>,
 }
 
 impl Mine {
@@ -434,10 +438,6 @@ struct Caches {
 }
 
 impl Caches {
-    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Mine> {
-        self.recent.iter_mut().chain(&mut self.others)
-    }
-
     /// Makes the cache for an allocator the one used last. False if there is none.
     #[cold]
     fn bring(&mut self, allocator: u64) -> bool {
@@ -457,7 +457,9 @@ struct Attached(RefCell<Caches>);
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        for mine in self.0.get_mut().iter_mut() {
+        let Caches { recent, others } = self.0.get_mut();
+        for mine in recent.take().into_iter().chain(others.drain(..)) {
+            mine.cache.with(|inner| inner.asked = Some(mine.asked));
             mine.cache.attached.store(false, Ordering::Relaxed);
         }
     }
@@ -532,6 +534,9 @@ pub(crate) fn look_at_mine_if_due(allocator: u64, f: impl FnOnce(&mut Inner)) {
 pub(crate) fn attach(cache: Arc<ThreadCache>) {
     // A thread that is ending takes none: its blocks come from the heap and go there.
     let _ = ATTACHED.try_with(|attached| {
+        let Some(asked) = cache.with(|inner| inner.asked.take()) else {
+            return;
+        };
         let mut caches = attached.0.borrow_mut();
         let is_used = |mine: &mut Mine| Arc::strong_count(&mine.cache) > 1;
         caches.others.retain_mut(is_used);
@@ -543,7 +548,7 @@ pub(crate) fn attach(cache: Arc<ThreadCache>) {
             to_visit: false,
             recent: None,
             streams: Vec::new(),
-            asked: Box::new([Asked::NOTHING; NUM_SETS]),
+            asked,
         });
     });
 }

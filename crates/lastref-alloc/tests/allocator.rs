@@ -619,3 +619,47 @@ fn the_rest_of_a_split_block_waits_as_the_whole_did() {
         check(&allocator);
     }
 }
+
+#[test]
+fn the_block_freed_last_goes_to_the_same_request_only() {
+    for allocator in hasty_allocators(256 * MIB) {
+        let take = |bytes, stream| allocator.alloc(bytes, stream).unwrap();
+        let keep = take(4 * MIB, S0);
+        let at = take(3 * MIB, S0).ptr();
+        let again = take(3 * MIB - 100, S0);
+        assert_eq!(again.ptr(), at);
+        assert_eq!(allocator.stats().requested_bytes.all.current, 7 * MIB - 100);
+        drop(again);
+        // A smaller block is cut off it, a larger one is not in it.
+        drop(take(MIB, S0));
+        check(&allocator);
+        drop(take(3 * MIB, S0));
+        drop(take(5 * MIB, S0));
+        check(&allocator);
+        // Another stream must know first that the work on it is done.
+        drop(take(3 * MIB, S0));
+        let other = allocator.device().create_stream(0).unwrap();
+        let theirs = take(3 * MIB, other);
+        let asked = allocator.device().counters().calls(Call::RecordEvent);
+        assert!(theirs.ptr() != at || asked > 0);
+        drop((keep, theirs));
+        check(&allocator);
+    }
+}
+
+#[test]
+fn whoever_looks_sees_the_block_freed_last() {
+    for allocator in allocators(256 * MIB) {
+        let blocks = [0; 2].map(|_| allocator.alloc(MIB, S0).unwrap());
+        let [kept, freed] = blocks;
+        let before = allocator.stats().inactive_split_bytes.all.current;
+        drop(freed);
+        let stats = allocator.stats();
+        assert_eq!(stats.inactive_split_bytes.all.current, before + MIB);
+        drop(kept);
+        let reserved = allocator.stats().reserved_bytes.all.current;
+        drop(allocator.alloc(MIB, S0).unwrap());
+        assert_eq!(allocator.empty_cache().unwrap(), reserved);
+        check(&allocator);
+    }
+}

@@ -137,5 +137,17 @@ mod tests {
         assert_eq!(bins.last_occupied(), Some(700));
         bins.set_head(700, NIL);
         assert_eq!(bins.last_occupied(), Some(5));
+        assert_eq!(bins.next_occupied(6), None);
+        bins.set_head(63, 3);
+        bins.set_head(64, 4);
+        assert_eq!(
+            (bins.next_occupied(6), bins.next_occupied(64)),
+            (Some(63), Some(64))
+        );
+        bins.set_head(63, NIL);
+        assert_eq!(
+            (bins.next_occupied(5), bins.next_occupied(6)),
+            (Some(5), Some(64))
+        );
     }
 }
