@@ -89,8 +89,12 @@ impl<D: Device> BlockAnchor<D> {
     /// Changes the state so that the block is freed, or the handle gone, and frees the allocator if
     /// that was the last.
     pub(crate) fn release(&self, change: impl FnOnce(&mut State)) {
-        let mut state = lock(&self.shared().state);
+        let shared = self.shared();
+        let mut state = lock(&shared.state);
         change(&mut state);
+        if state.needs_care() {
+            state.look_after(&shared.device);
+        }
         let is_unused = state.is_unused();
         drop(state);
         if is_unused {

@@ -21,15 +21,19 @@ use crate::clock::{Clocks, StreamSlot};
 use crate::device::{Device, DeviceError, DevicePtr, PageId, StreamId};
 use crate::heap::{Heap, NodeId, RegionKind, State as NodeState};
 use crate::history::{self, History};
-use crate::options::AllocatorOptions;
+use crate::ladder::RungReport;
+use crate::options::{AllocatorOptions, StreamWaits};
 use crate::stats::{Books, MemoryStats, PoolKind};
 use crate::thread_cache::{self, Entry, Inner, Put, ThreadCache};
 
 mod pages;
 mod pools;
+mod steps;
+mod trim;
 
 use self::pools::Pool;
 pub(crate) use self::pools::PoolId;
+use self::trim::Trim;
 
 /// An allocation to be made.
 #[derive(Clone, Copy, Debug)]
@@ -49,9 +53,12 @@ pub(crate) type Place = (NodeId, DevicePtr, StreamSlot, u64);
 pub(crate) enum Miss {
     /// The device is full, or the limit is reached.
     Full,
-    /// Growing would pass the slack, and there are idle pages, but work still uses them. Only where
-    /// waiting was allowed.
-    Busy,
+    /// Growing would pass the slack, or what there is, and there are idle pages, but work still uses
+    /// them. Only where waiting was allowed.
+    Busy {
+        /// Nothing but those pages would do.
+        is_full: bool,
+    },
     /// A device call failed for another reason.
     Device(DeviceError),
 }
@@ -94,6 +101,11 @@ pub(crate) struct State {
     pub(crate) slack_per_mille: u32,
     /// Whether an allocation may wait for streams rather than pass the slack.
     pub(crate) wait_before_growing: bool,
+    stream_waits: StreamWaits,
+    trim: Option<Box<Trim>>,
+    idle_keep: u64,
+    /// What the latest attempt tried, after the free lists.
+    tried: Vec<RungReport>,
     /// The most bytes in blocks that were in use at once, pending ones included. Not reset.
     peak_active: u64,
     /// Blocks given back that a stream may still use.
@@ -127,6 +139,10 @@ impl State {
             limit: None,
             slack_per_mille: AllocatorOptions::DEFAULT_SLACK_PER_MILLE,
             wait_before_growing: true,
+            stream_waits: StreamWaits::default(),
+            trim: None,
+            idle_keep: 0,
+            tried: Vec::new(),
             peak_active: 0,
             pending: Vec::new(),
             spare_pages: Vec::new(),
@@ -149,6 +165,15 @@ impl State {
         }
         if let Some(wait) = options.wait_before_growing {
             self.wait_before_growing = wait;
+        }
+        if let Some(waits) = options.stream_waits {
+            self.stream_waits = waits;
+        }
+        if let Some(age) = options.idle_trim {
+            self.set_idle_trim(age);
+        }
+        if let Some(bytes) = options.idle_keep {
+            self.idle_keep = bytes;
         }
     }
 
@@ -204,34 +229,10 @@ impl State {
         if !self.pending.is_empty() {
             self.complete_pending(device);
         }
-        if let Some(node) = self.search(request) {
+        if let Some(node) = self.search(device, request) {
             return Ok(node);
         }
-        // What threads keep is of the default pool.
-        if self.on(PoolId::DEFAULT, Self::drain_caches)
-            && let Some(node) = self.search(request)
-        {
-            return Ok(node);
-        }
-        match self.clocks.poll(device, Some(request.stream)) {
-            Ok(false) => {}
-            Ok(true) => {
-                if let Some(node) = self.search(request) {
-                    return Ok(node);
-                }
-            }
-            // Not knowing is not a reason to fail: the memory is taken as still in use.
-            Err(_) => self.stats.num_device_errors += 1,
-        }
-        if self.num_closed > 0 {
-            self.drain_closed(device);
-        }
-        let grown = match self.page_bytes {
-            Some(page_bytes) => self.grow_range(device, request, page_bytes, may_wait),
-            None => self.grow_segments(device, request),
-        };
-        self.book_totals();
-        grown
+        self.attempt_after_miss(device, request, may_wait)
     }
 
     // ---- what keeps the allocator alive -------------------------------------------------------
@@ -276,7 +277,10 @@ impl State {
         let visit = |this: &mut Self| {
             thread_cache::visit_mine(id, |inner| {
                 this.fold(inner);
-                inner.allow(stream, slot, requested);
+                // What is freed on a foreign stream must be stamped at once.
+                if !this.clocks.is_foreign(slot) {
+                    inner.allow(stream, slot, requested);
+                }
             })
         };
         if !visit(self) {
@@ -321,8 +325,8 @@ impl State {
         self.visit_all(Self::fold);
     }
 
-    /// Empties all caches into the heap. False if there was nothing in them.
-    pub(crate) fn drain_caches(&mut self) -> bool {
+    /// Empties all caches into the heap. Returns the bytes that were in them.
+    pub(crate) fn drain_caches(&mut self) -> u64 {
         let mut entries = Vec::new();
         self.visit_all(|this, inner| {
             this.fold(inner);
@@ -331,7 +335,7 @@ impl State {
         for entry in &entries {
             self.free_entry(entry);
         }
-        !entries.is_empty()
+        entries.iter().map(Entry::bytes).sum()
     }
 
     /// Empties all caches, and keeps nothing in them until the next allocation on a stream.
@@ -378,12 +382,12 @@ impl State {
 
     // ---- allocating from the heap ------------------------------------------------------------
 
-    fn search(&mut self, request: &Request) -> Option<NodeId> {
+    fn search(&mut self, device: &impl Device, request: &Request) -> Option<NodeId> {
         let clocks = &self.clocks;
         let pool = PoolKind::for_size(request.bytes);
-        let node = self
-            .heap
-            .find(pool, request.bytes, |s| clocks.covered(s, request.stream))?;
+        let node = self.heap.find(pool, request.bytes, |s| {
+            clocks.covered(device, s, request.stream)
+        })?;
         let node = self.heap.take(node, request.requested, request.stream);
         self.book_alloc(node, request);
         Some(node)
@@ -439,7 +443,7 @@ impl State {
         let (ptr, bytes, requested) = (DevicePtr(node.addr), node.bytes, node.requested());
         let own = node.stamps.slot();
         self.clocks.stamp(&mut node.stamps);
-        let is_done = self.clocks.covered(&node.stamps, own);
+        let is_done = self.clocks.others_are_done(&node.stamps, own);
         let pool = PoolKind::for_size(bytes);
         self.books.allocation.decrease(pool, 1);
         self.books.allocated_bytes.decrease(pool, bytes);
@@ -456,11 +460,12 @@ impl State {
     }
 
     fn complete_free(&mut self, id: NodeId) {
-        let node = self.heap.node_mut(id);
-        // The other streams are done with it.
-        node.stamps.forget_others();
-        let bytes = node.bytes;
         let clocks = &self.clocks;
+        let node = self.heap.node_mut(id);
+        // Those that are not done come before what its own stream does from now on, and no other.
+        let is_done = |slot, tick| clocks.is_done(slot, tick);
+        node.stamps.forget_finished(is_done);
+        let bytes = node.bytes;
         self.heap
             .give_back(id, |slot, tick| clocks.is_done(slot, tick));
         let pool = PoolKind::for_size(bytes);
@@ -475,8 +480,12 @@ impl State {
         let mut asked = Vec::new();
         for &id in &self.pending {
             let node = self.heap.node(id);
+            let own = node.stamps.slot();
+            if self.clocks.covered(device, &node.stamps, own) {
+                continue;
+            }
             for (slot, _) in node.stamps.iter() {
-                if slot != node.stamps.slot() && !asked.contains(&slot) {
+                if slot != own && !asked.contains(&slot) {
                     asked.push(slot);
                 }
             }
@@ -486,7 +495,7 @@ impl State {
                 self.stats.num_device_errors += 1;
             }
         }
-        self.sweep_pending();
+        self.sweep_pending(device);
     }
 
     /// Asks the device how far each stream is, and frees the pending blocks that they are done with.
@@ -495,16 +504,20 @@ impl State {
         if self.clocks.poll(device, None).is_err() {
             self.stats.num_device_errors += 1;
         }
-        self.on_each(Self::sweep_pending);
+        self.on_each(|state| state.sweep_pending(device));
     }
 
-    /// Frees pending blocks whose streams are known to be done with them.
-    pub(crate) fn sweep_pending(&mut self) {
+    /// Frees pending blocks whose streams are known to be done with them, or to be done before what the
+    /// blocks' own streams do from now on.
+    pub(crate) fn sweep_pending(&mut self, device: &impl Device) {
         let mut at = 0;
         while at < self.pending.len() {
             let id = self.pending[at];
             let node = self.heap.node(id);
-            if self.clocks.covered(&node.stamps, node.stamps.slot()) {
+            if self
+                .clocks
+                .covered(device, &node.stamps, node.stamps.slot())
+            {
                 self.pending.swap_remove(at);
                 let (ptr, requested) = (DevicePtr(node.addr), node.requested());
                 let own = node.stamps.slot();

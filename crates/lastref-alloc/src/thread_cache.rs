@@ -58,7 +58,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.requested).next_multiple_of(MIN_BLOCK_BYTES)
     }
 }
