@@ -9,7 +9,7 @@ use lastref_alloc::ladder::{Rung, RungOutcome};
 use lastref_alloc::sim::{Call, Fault, SimDevice, SimOptions};
 use lastref_alloc::{
     AllocError, AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, FillValue,
-    OutOfMemoryError, ReclaimLevel, ReclaimRequest, Reclaimer, StreamId,
+    OutOfMemoryError, ReclaimLevel, ReclaimRequest, Reclaimer, StreamId, StreamWaits,
 };
 
 const MIB: u64 = 1 << 20;
@@ -88,6 +88,8 @@ fn the_largest_allocation_is_the_same_with_and_without_empty_cache() {
 #[test]
 fn streams_are_waited_for_and_the_lists_searched_again() {
     for allocator in allocators(512 * MIB) {
+        let never = AllocatorOptions::new().with_stream_waits(StreamWaits::Never);
+        allocator.change_options(&never).unwrap();
         let device = allocator.device().clone();
         let other = device.create_stream(0).unwrap();
         let block = allocator.alloc(512 * MIB, S0).unwrap();

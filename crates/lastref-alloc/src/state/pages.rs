@@ -160,6 +160,16 @@ impl State {
         peak.saturating_add(slack).saturating_sub(self.reserved())
     }
 
+    /// The bytes of pages that could be had at the most: new ones, and idle ones of the pool at work.
+    pub(super) fn obtainable(&self, device: &impl Device) -> u64 {
+        let under_limit = self.limit.unwrap_or(u64::MAX);
+        let under_limit = under_limit.saturating_sub(self.reserved());
+        let info = device.memory_info();
+        let new = info.map_or(under_limit, |info| info.free_bytes.min(under_limit));
+        let idle: u64 = self.idle_pages().iter().map(|(_, s)| s.bytes).sum();
+        new.saturating_add(self.spare_bytes() + idle)
+    }
+
     /// Whether memory from the device for `request` would put what is reserved over the slack.
     pub(super) fn would_pass_slack(&self, device: &impl Device, request: &Request) -> bool {
         let missing = if self.is_virtual() {

@@ -137,7 +137,8 @@ impl State {
 
     /// Makes the stream of `request` wait for those that use a free block that is large enough: one for
     /// which events are in flight already, if there is one, since their work is the oldest. Else for
-    /// those that use free memory beside which less would be missing.
+    /// those that a pending block of its own was recorded on, else for those that use free memory
+    /// beside which less would be missing.
     fn wait_on_device(&mut self, device: &impl Device, request: &Request) -> Ordered {
         let started = Instant::now();
         let (clocks, pool) = (&self.clocks, PoolKind::for_size(request.bytes));
@@ -146,22 +147,29 @@ impl State {
         let found = [true, false]
             .iter()
             .find_map(|early| self.heap.find(pool, request.bytes, can_wait(*early)));
-        let (stamps, given) = match found {
-            Some(node) => (vec![self.heap.node(node).stamps.clone()], request.bytes),
-            None => {
-                let missing = self.plan(device, request).map(|growth| growth.missing);
-                let growth = self.heap.plan(pool, request.bytes, can_wait(false));
-                let growth = growth.filter(|growth| Some(growth.missing) < missing);
-                let Some(growth) = growth else {
-                    self.note_skipped(
-                        Rung::StreamWaits,
-                        "no free block of another stream is large enough",
-                    );
-                    return Ordered::Nothing;
-                };
-                let spared = missing.unwrap_or(0) - growth.missing;
-                (self.heap.stamps_in(&growth), spared)
-            }
+        let pending = self.pending.iter().map(|id| self.heap.node(*id));
+        let pending = pending
+            .filter(|node| node.pool == pool && node.bytes >= request.bytes)
+            .filter(|node| node.stamps.slot() == request.stream && can_wait(false)(&node.stamps))
+            .min_by_key(|node| node.bytes);
+        let (stamps, given) = if let Some(node) = found {
+            (vec![self.heap.node(node).stamps.clone()], request.bytes)
+        } else if let Some(node) = pending {
+            (vec![node.stamps.clone()], request.bytes)
+        } else {
+            let missing = self
+                .plan(device, request)
+                .map_or(0, |growth| growth.missing);
+            let growth = self.heap.plan(pool, request.bytes, can_wait(false));
+            let growth = growth.filter(|growth| {
+                growth.missing < missing && growth.missing <= self.obtainable(device)
+            });
+            let Some(growth) = growth else {
+                const REASON: &str = "no free block of another stream is large enough";
+                self.note_skipped(Rung::StreamWaits, REASON);
+                return Ordered::Nothing;
+            };
+            (self.heap.stamps_in(&growth), missing - growth.missing)
         };
         for stamps in &stamps {
             let (count, result) = self.clocks.make_wait(device, stamps, request.stream);
@@ -173,12 +181,10 @@ impl State {
             }
         }
         self.note_tried(Rung::StreamWaits, started, Ok(given));
-        match found {
-            Some(node) => {
-                let node = self.heap.take(node, request.requested, request.stream);
-                self.book_alloc(node, request);
-                Ordered::Found(node)
-            }
+        // What was pending for this stream is free for it now.
+        self.sweep_pending(device);
+        match self.search(device, request) {
+            Some(node) => Ordered::Found(node),
             None => Ordered::Less,
         }
     }
