@@ -283,7 +283,7 @@ fn a_stream_waits_at_a_limit_or_never_if_that_is_set() {
 fn a_stream_waits_for_older_work_first() {
     for gpu in Gpu::each(1 << 30, StreamWaits::AtLimit) {
         let [a, b, c] = gpu.streams;
-        let [old, x, other, y, new, z] = [(42, a), (1, c), (40, b), (1, c), (40, b), (1, c)]
+        let [old, x, other, y, new, z] = [(42, a), (1, c), (5, b), (1, c), (40, b), (1, c)]
             .map(|(mib, stream)| Some(gpu.take(mib, stream)))
             .map(|block| (block.as_ref().unwrap().ptr().0, block));
         drop((old.1, other.1));
