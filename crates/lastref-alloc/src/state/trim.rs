@@ -21,7 +21,8 @@ pub(super) struct Trim {
     /// For tests: what the time is.
     #[cfg(any(test, feature = "test-util"))]
     set_to: Option<Duration>,
-    /// At this time, the frees up to this number had been made. In order.
+    /// At this time, the frees up to this number had been made. In order, and one each step at most, so
+    /// that what is older than the age is taken for younger by a step at most.
     log: VecDeque<(Duration, u64)>,
     /// By when the latest free was made, and its number.
     latest: (Duration, u64),
@@ -51,13 +52,14 @@ impl Trim {
 
     /// Notes that the latest free by now is `tick`.
     fn note(&mut self, now: Duration, tick: u64) {
-        if tick != self.latest.1 {
-            self.latest = (now, tick);
+        if tick == self.latest.1 {
+            return;
         }
         let last = self.log.back().map_or(Duration::ZERO, |(time, _)| *time);
         if now.saturating_sub(last) >= self.age / STEPS {
-            self.log.push_back((now, tick));
+            self.log.push_back(self.latest);
         }
+        self.latest = (now, tick);
     }
 
     /// The latest free that was made at least the age ago.
