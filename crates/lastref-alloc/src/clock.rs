@@ -779,3 +779,28 @@ impl Clocks {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// While the host waits for an event, others may record it again.
+    #[test]
+    fn an_event_that_was_recorded_again_says_nothing_of_what_it_stood_for() {
+        let mut clocks = Clocks::new();
+        let event = EventId(1);
+        let mut reach = Reach::default();
+        reach.raise(StreamSlot::DEFAULT, 1);
+        clocks.tick = 1;
+        clocks.noted.insert(event, Noted { number: 1, reach });
+        let before = clocks.recording(event);
+        if let Some(noted) = clocks.noted.get_mut(&event) {
+            noted.number = 2;
+        }
+        clocks.note_finished(event, before);
+        assert!(!clocks.is_done(StreamSlot::DEFAULT, 1));
+        clocks.note_finished(event, clocks.recording(event));
+        assert!(clocks.is_done(StreamSlot::DEFAULT, 1));
+        clocks.note_finished(EventId(2), None);
+    }
+}

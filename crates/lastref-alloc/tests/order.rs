@@ -219,7 +219,7 @@ fn a_pending_block_is_free_for_its_stream_when_that_waits_for_the_recorded_one()
 /// says nothing about it.
 #[test]
 fn what_is_only_ordered_is_not_given_out_while_work_is_captured() {
-    for gpu in Gpu::each(1 << 30, StreamWaits::BeforeGrowing) {
+    for gpu in Gpu::each(1 << 30, StreamWaits::Never) {
         let [a, b, _] = gpu.streams;
         let at = gpu.freed(40, a);
         gpu.waits(b, a);
@@ -231,9 +231,27 @@ fn what_is_only_ordered_is_not_given_out_while_work_is_captured() {
         gpu.allocator.record_event(event, a).unwrap();
         gpu.allocator.wait_event(S0, event).unwrap();
         gpu.device.end_capture(b).unwrap();
-        assert_eq!(gpu.allocator.stats().num_stream_waits, 0);
+        assert!(!gpu.gives(at, 40, S0));
         gpu.kept.borrow_mut().push(block);
         assert!(gpu.gives(at, 40, b), "afterwards it is");
+        gpu.end();
+    }
+}
+
+#[test]
+fn no_stream_is_made_to_wait_while_work_is_captured() {
+    for gpu in Gpu::each(1 << 30, StreamWaits::BeforeGrowing) {
+        let [a, b, c] = gpu.streams;
+        let at = gpu.freed(40, a);
+        gpu.device.begin_capture(c).unwrap();
+        let calls = gpu.device.counters();
+        let block = gpu.allocator.alloc(40 * MIB, b).unwrap();
+        assert_ne!(block.ptr().0, at);
+        for call in [Call::RecordEvent, Call::WaitEvent, Call::QueryEvent] {
+            assert_eq!(gpu.calls(call), calls.calls(call), "{call:?}");
+        }
+        gpu.device.end_capture(c).unwrap();
+        drop(block);
         gpu.end();
     }
 }
@@ -485,7 +503,9 @@ fn a_block_freed_after_its_foreign_stream_is_gone_waits_for_the_device() {
         assert!(gpu.device.pending_ops() > 0, "nobody waited");
         let other = gpu.take(60, b);
         assert_eq!(gpu.calls(Call::Synchronize), 1);
-        assert_eq!(gpu.allocator.stats().num_stream_waits, 0);
+        let stats = gpu.allocator.stats();
+        assert_eq!(stats.num_stream_waits, 0);
+        assert_eq!(stats.num_device_errors, 1, "of the event at the free");
         drop(other);
         gpu.end();
     }
