@@ -487,11 +487,11 @@ fn with_mine<R>(allocator: u64, f: impl FnOnce(&mut Mine) -> R) -> Option<R> {
     attached.ok().flatten()
 }
 
-/// Visits this thread's cache for an allocator, which then keeps blocks of the stream too. False if
-/// it has none. To be called under the state's lock, and what was counted is to be taken out.
+/// Visits this thread's cache for an allocator, which then keeps blocks of the stream too, if one is
+/// given. False if it has none. To be called under the state's lock, and what was counted is to be taken out.
 pub(crate) fn visit_mine(
     allocator: u64,
-    (stream, slot): (StreamId, StreamSlot),
+    stream: Option<(StreamId, StreamSlot)>,
     requested: u64,
     f: impl FnOnce(&mut Inner),
 ) -> bool {
@@ -499,9 +499,13 @@ pub(crate) fn visit_mine(
         mine.to_visit = false;
         mine.cache.with(|inner| {
             f(inner);
-            inner.allow(slot);
+            if let Some((_, slot)) = stream {
+                inner.allow(slot);
+            }
         });
-        if mine.slot(stream).is_none() {
+        if let Some((stream, slot)) = stream
+            && mine.slot(stream).is_none()
+        {
             mine.streams.push((stream, slot));
             // That was not asked for here, for want of a cache or of the stream.
             if let Ok(requested) = u32::try_from(requested) {
