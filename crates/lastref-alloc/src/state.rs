@@ -113,6 +113,8 @@ pub(crate) struct State {
     /// The most bytes in blocks that were in use at once, pending ones included, before the last reset
     /// of peaks.
     peak_before: u64,
+    /// What the device had free when it was asked last, by half, less what was created since.
+    expected_free: u64,
     /// Blocks given back that a stream may still use.
     pending: Vec<NodeId>,
     /// Physical pages mapped nowhere: left when a device call failed half-way, or about to be
@@ -150,6 +152,7 @@ impl State {
             idle_keep: 0,
             tried: Vec::new(),
             peak_before: 0,
+            expected_free: 0,
             pending: Vec::new(),
             spare_pages: Vec::new(),
             page_bytes,

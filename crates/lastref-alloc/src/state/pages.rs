@@ -109,11 +109,16 @@ impl State {
             }
         };
         let mut claimed = self.heap.claim(&growth);
-        let result = self
-            .find_pages(device, request, growth.missing, page_bytes, may_wait)
-            .and_then(|()| {
-                Ok(self.map(device, &mut claimed, request, growth.missing, page_bytes)?)
-            });
+        let (missing, num_claimed) = (growth.missing, claimed.len());
+        let mut result = self.back(device, request, missing, page_bytes, may_wait, &mut claimed);
+        // Less was free than expected: others took it. Now the device says how much there is.
+        if matches!(result, Err(Miss::Full))
+            && self.expected_free > 0
+            && claimed.len() == num_claimed
+        {
+            self.expected_free = 0;
+            result = self.back(device, request, missing, page_bytes, may_wait, &mut claimed);
+        }
         if let Err(miss) = result {
             for node in claimed {
                 self.heap.abandon(node);
@@ -124,6 +129,32 @@ impl State {
             .heap
             .settle(&growth, &claimed, request.requested, request.stream);
         Ok(self.book_alloc(node, request))
+    }
+
+    /// Finds and maps the pages of what is claimed.
+    fn back(
+        &mut self,
+        device: &impl Device,
+        request: &Request,
+        missing: u64,
+        page_bytes: u64,
+        may_wait: bool,
+        claimed: &mut SmallVec<[NodeId; 4]>,
+    ) -> Result<(), Miss> {
+        self.find_pages(device, request, missing, page_bytes, may_wait)?;
+        Ok(self.map(device, claimed, request, missing, page_bytes)?)
+    }
+
+    /// How many bytes the device has free, or a part of that. It is asked when half of what it had is
+    /// used up: often where little is left, and else hardly ever (asking takes 6 us on an A100, and a
+    /// program that grows in small steps would ask a thousand times). None if it does not say.
+    fn free_on_device(&mut self, device: &impl Device, wanted: u64) -> Option<u64> {
+        if self.expected_free < wanted {
+            let info = device.memory_info().ok()?;
+            self.expected_free = info.free_bytes / 2;
+            return Some(info.free_bytes);
+        }
+        Some(self.expected_free)
     }
 
     /// Whole pages in free blocks of the other pools, and how many of them work may still use. Those
@@ -197,10 +228,10 @@ impl State {
         let reserved = self.reserved();
         let should_create = whole_pages(self.allowance(request));
         let mut can_create = self.limit.unwrap_or(u64::MAX).saturating_sub(reserved);
-        // Asking is cheap beside one page (6 us against 230 on an A100), and saves creating pages
-        // up to the brim only to destroy them again. If the device does not say, we find out.
-        if let Ok(info) = device.memory_info() {
-            can_create = can_create.min(info.free_bytes);
+        // Knowing saves creating pages up to the brim only to destroy them again. If the device does
+        // not say, we find out.
+        if let Some(free) = self.free_on_device(device, wanted) {
+            can_create = can_create.min(free);
         }
         let must_move = wanted.saturating_sub(whole_pages(can_create));
         let should_move = wanted.saturating_sub(should_create).max(must_move);
@@ -309,7 +340,13 @@ impl State {
         let before = self.spare_pages.len();
         let to_create = num_pages(missing).saturating_sub(before);
         let mut result = device.create_pages(to_create, &mut self.spare_pages);
-        self.stats.num_device_alloc += (self.spare_pages.len() - before) as u64;
+        let created = self.spare_pages.len() - before;
+        self.stats.num_device_alloc += created as u64;
+        self.expected_free = self
+            .expected_free
+            .saturating_sub(created as u64 * page_bytes);
+        // From the first new mapping to the end of the last; what lies between is mapped too.
+        let mut mapped: Option<(u64, u64)> = None;
         for at in 0..claimed.len() {
             let node = self.heap.node(claimed[at]);
             if result.is_err() || node.state != NodeState::Planned {
@@ -323,11 +360,16 @@ impl State {
                 result = Err(error);
             }
             if !pages.is_empty() {
+                let (start, end) = (ptr.0, ptr.0 + pages.len() as u64 * page_bytes);
+                mapped = Some(mapped.map_or((start, end), |(first, _)| (first, end)));
                 fresh.push(claimed[at]);
                 let rest = self.heap.mark_mapped(claimed[at], &pages);
                 claimed.extend(rest);
             }
-            result = result.and_then(|()| device.set_access(ptr, bytes));
+        }
+        if let Some((start, end)) = mapped {
+            // One call for all of them: it costs more than mapping twenty pages.
+            result = result.and_then(|()| device.set_access(DevicePtr(start), end - start));
         }
         if let Err(error) = result {
             claimed.retain(|id| !fresh.contains(id));
