@@ -223,15 +223,19 @@ fn what_is_only_ordered_is_not_given_out_while_work_is_captured() {
         let [a, b, _] = gpu.streams;
         let at = gpu.freed(40, a);
         gpu.waits(b, a);
+        let before = gpu.recorded(a);
         gpu.device.begin_capture(b).unwrap();
         let event = gpu.device.create_event().unwrap();
+        let [_, _, c] = gpu.streams;
         let block = gpu.allocator.alloc(40 * MIB, b).unwrap();
         assert_ne!(block.ptr().0, at);
         // Nothing is learned meanwhile.
         gpu.allocator.record_event(event, a).unwrap();
-        gpu.allocator.wait_event(S0, event).unwrap();
+        gpu.allocator.wait_event(c, before).unwrap();
         gpu.device.end_capture(b).unwrap();
+        gpu.allocator.wait_event(S0, event).unwrap();
         assert!(!gpu.gives(at, 40, S0));
+        assert!(!gpu.gives(at, 40, c));
         gpu.kept.borrow_mut().push(block);
         assert!(gpu.gives(at, 40, b), "afterwards it is");
         gpu.end();
@@ -313,7 +317,11 @@ fn a_stream_waits_for_older_work_first() {
         let first = gpu.take(40, c);
         assert_eq!(first.ptr().0, old.0, "though it fits less well");
         assert_eq!(gpu.calls(Call::RecordEvent), recorded);
-        drop((x, y, z, more, first));
+        // There is no other now: a new event is recorded.
+        let second = gpu.take(40, c);
+        assert_eq!(second.ptr().0, new.0);
+        assert_eq!(gpu.calls(Call::RecordEvent), recorded + 1);
+        drop((x, y, z, more, first, second));
         gpu.end();
     }
 }

@@ -199,8 +199,8 @@ impl Program {
         ];
         let options = AllocatorOptions::new()
             .with_backing(backing)
-            .with_wait_before_growing(seed % 2 == 0)
-            .with_stream_waits(waits[seed as usize % 3]);
+            .with_wait_before_growing(seed.is_multiple_of(2))
+            .with_stream_waits(waits[usize::try_from(seed % 3).unwrap()]);
         let allocator = CachingAllocator::with_options(device.clone(), &options);
         if !checked {
             allocator.disable_clock_check();
