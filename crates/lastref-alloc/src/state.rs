@@ -392,6 +392,13 @@ impl State {
         }
     }
 
+    /// Stamps the block that was freed last, so that what is noted now of its stream comes after it.
+    pub(crate) fn stamp_last(&mut self) {
+        if self.freed_last.is_some() {
+            self.on(PoolId::DEFAULT, Self::free_last);
+        }
+    }
+
     /// Makes what was in a cache free in the heap too. For the books it already is.
     fn free_entry(&mut self, id: NodeId) {
         let node = self.heap.node_mut(id);

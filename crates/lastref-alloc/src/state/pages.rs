@@ -109,16 +109,9 @@ impl State {
             }
         };
         let mut claimed = self.heap.claim(&growth);
-        let (missing, num_claimed) = (growth.missing, claimed.len());
-        let mut result = self.back(device, request, missing, page_bytes, may_wait, &mut claimed);
-        // Less was free than expected: others took it. Now the device says how much there is.
-        if matches!(result, Err(Miss::Full))
-            && self.expected_free > 0
-            && claimed.len() == num_claimed
-        {
-            self.expected_free = 0;
-            result = self.back(device, request, missing, page_bytes, may_wait, &mut claimed);
-        }
+        let result = self
+            .have_pages(device, request, growth.missing, page_bytes, may_wait)
+            .and_then(|()| Ok(self.map(device, &mut claimed, request, page_bytes)?));
         if let Err(miss) = result {
             for node in claimed {
                 self.heap.abandon(node);
@@ -131,18 +124,34 @@ impl State {
         Ok(self.book_alloc(node, request))
     }
 
-    /// Finds and maps the pages of what is claimed.
-    fn back(
+    /// Sees to it that there are spare pages for `missing` bytes: moved or created.
+    fn have_pages(
         &mut self,
         device: &impl Device,
         request: &Request,
         missing: u64,
         page_bytes: u64,
         may_wait: bool,
-        claimed: &mut SmallVec<[NodeId; 4]>,
     ) -> Result<(), Miss> {
-        self.find_pages(device, request, missing, page_bytes, may_wait)?;
-        Ok(self.map(device, claimed, request, missing, page_bytes)?)
+        loop {
+            let has_asked = self.expected_free < missing.saturating_sub(self.spare_bytes());
+            self.find_pages(device, request, missing, page_bytes, may_wait)?;
+            let before = self.spare_pages.len();
+            let needed = usize::try_from(missing / page_bytes).unwrap_or(usize::MAX);
+            let result = device.create_pages(needed.saturating_sub(before), &mut self.spare_pages);
+            let created = (self.spare_pages.len() - before) as u64;
+            self.stats.num_device_alloc += created;
+            self.expected_free = self.expected_free.saturating_sub(created * page_bytes);
+            let Err(error) = result else {
+                return Ok(());
+            };
+            self.destroy_spare_pages(device);
+            if has_asked || !error.is_out_of_memory() {
+                return Err(error.into());
+            }
+            // Less was free than expected: others took it. Now the device is asked.
+            self.expected_free = 0;
+        }
     }
 
     /// How many bytes the device has free, or a part of that. It is asked when half of what it had is
@@ -332,19 +341,11 @@ impl State {
         device: &impl Device,
         claimed: &mut SmallVec<[NodeId; 4]>,
         request: &Request,
-        missing: u64,
         page_bytes: u64,
     ) -> DeviceResult<()> {
         let num_pages = |bytes: u64| usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX);
         let mut fresh: SmallVec<[NodeId; 4]> = SmallVec::new();
-        let before = self.spare_pages.len();
-        let to_create = num_pages(missing).saturating_sub(before);
-        let mut result = device.create_pages(to_create, &mut self.spare_pages);
-        let created = self.spare_pages.len() - before;
-        self.stats.num_device_alloc += created as u64;
-        self.expected_free = self
-            .expected_free
-            .saturating_sub(created as u64 * page_bytes);
+        let mut result = Ok(());
         // From the first new mapping to the end of the last; what lies between is mapped too.
         let mut mapped: Option<(u64, u64)> = None;
         for at in 0..claimed.len() {

@@ -102,6 +102,9 @@ impl State {
         if self.clocks.is_event_due() {
             self.stats.num_device_errors += self.clocks.record_due(device);
         }
+        if self.trim.is_some() {
+            self.stamp_last();
+        }
         let tick = self.clocks.tick();
         let Some(trim) = &mut self.trim else { return };
         let now = trim.now();
@@ -115,6 +118,7 @@ impl State {
     /// Gives back what was not used for the age that is set, as far as all work on it is known to be
     /// done and more is cached than is to be kept. Returns how many bytes.
     pub(crate) fn trim(&mut self, device: &impl Device) -> u64 {
+        self.stamp_last();
         let tick = self.clocks.tick();
         let Some(trim) = &mut self.trim else { return 0 };
         let now = trim.now();
