@@ -82,8 +82,10 @@ impl Key {
     /// The set that it falls into.
     #[inline]
     const fn set(self) -> usize {
-        // Six bits are left.
-        (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - NUM_SETS.ilog2())) as usize
+        #[expect(clippy::cast_possible_truncation, reason = "6 bits are left")]
+        {
+            (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - NUM_SETS.ilog2())) as usize
+        }
     }
 }
 
