@@ -3,9 +3,9 @@
 //! ```text
 //!  CachingAllocator ─┐
 //!  Block ────────────┼──▶ Shared ── device
-//!  Block ────────────┘      ├── Mutex<State>: heaps of the pools, clocks, statistics, history
+//!  Block ────────────┘      ├── Lock<State>: heaps of the pools, clocks, statistics, history
 //!                           │    └── caches of threads, each with a flag of its own
-//!                           └── Mutex<Vec<Reclaimer>>
+//!                           └── Lock<Vec<Reclaimer>>
 //! ```
 //!
 //! # Lock order
@@ -156,6 +156,7 @@ impl<D: Device> CachingAllocator<D> {
     /// [`AllocError::OutOfMemory`] if the memory is full now and nothing helped,
     /// [`AllocError::TooLarge`] if it could never fit, [`AllocError::Device`] if the device
     /// failed otherwise or there is no such stream. Nothing is held in any of these cases.
+    #[inline]
     #[track_caller]
     pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<Block<D>, AllocError> {
         Shared::alloc_in(&self.shared, routed(&self.shared), bytes, stream)
@@ -450,17 +451,37 @@ impl<D: Device> Shared<D> {
         bytes: u64,
         stream: StreamId,
     ) -> Result<Block<D>, AllocError> {
-        let block = |place| Block::new(shared.for_block(), place, pool, bytes, stream);
-        if bytes == 0 {
-            lock(&shared.state).add_empty_block();
-            return Ok(block(None));
-        }
-        // What threads keep is of the default pool.
+        // What threads keep is of the default pool, and no block of zero bytes.
         let taken = if pool == PoolId::DEFAULT {
             thread_cache::take(shared.id, bytes, stream)
         } else {
             Take::Miss
         };
+        if let Take::Hit(entry, stamp) = taken
+            && shared.observer.is_none()
+        {
+            let place = (entry.node, DevicePtr(entry.addr), entry.slot, stamp);
+            let anchor = shared.for_block();
+            return Ok(Block::new(anchor, Some(place), pool, bytes, stream));
+        }
+        Self::alloc_missed(shared, taken, pool, bytes, stream)
+    }
+
+    /// The same, where a thread's cache has no block or somebody must be told.
+    #[inline(never)]
+    #[track_caller]
+    fn alloc_missed(
+        shared: &Handle<D>,
+        taken: Take,
+        pool: PoolId,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<Block<D>, AllocError> {
+        let block = |place| Block::new(shared.for_block(), place, pool, bytes, stream);
+        if bytes == 0 {
+            lock(&shared.state).add_empty_block();
+            return Ok(block(None));
+        }
         let place = match taken {
             Take::Hit(entry, stamp) => (entry.node, DevicePtr(entry.addr), entry.slot, stamp),
             taken => {
@@ -506,8 +527,8 @@ impl<D: Device> Shared<D> {
             stream: slot,
             pool,
         };
-        if let Some(place) = state.take_free(&self.device, &request) {
-            return Ok(place);
+        if let Some(node) = state.take_free(&self.device, &request) {
+            return Ok(state.place(node, &request));
         }
         self.obtain(state, &request)
     }
@@ -530,10 +551,15 @@ impl<D: Device> Shared<D> {
             result = state.attempt(&self.device, request, false);
         }
         match result {
-            Ok(place) => Ok(place),
+            Ok(node) => Ok(state.place(node, request)),
             Err(Miss::Device(error)) => Err(error.into()),
             Err(Miss::Full | Miss::Busy { .. }) => self.climb(state, request),
         }
+    }
+
+    #[inline]
+    pub(crate) const fn is_observed(&self) -> bool {
+        self.observer.is_some()
     }
 
     /// Tells the observer, if there is one, of a block that is about to be freed. True if streams were
@@ -711,7 +737,7 @@ type Found = Option<Place>;
 impl<'a, D: Device> Climb<'a, D> {
     fn attempt(&mut self, state: &mut State) -> Result<Found, AllocError> {
         match state.attempt(&self.shared.device, self.request, false) {
-            Ok(place) => Ok(Some(place)),
+            Ok(node) => Ok(Some(state.place(node, self.request))),
             Err(Miss::Full | Miss::Busy { .. }) => {
                 self.freed_before = state.books.allocated_bytes.freed();
                 let tried = state.take_tried();

@@ -120,39 +120,65 @@ impl<D: Device> Block<D> {
     }
 }
 
-impl<D: Device> Drop for Block<D> {
-    fn drop(&mut self) {
+impl<D: Device> Block<D> {
+    /// What a thread's cache needs to know, if it may keep the block.
+    #[inline]
+    fn entry(&self) -> Option<Entry> {
+        let is_small = self.pool == PoolId::DEFAULT && self.requested <= thread_cache::MAX_REQUEST;
+        let node = self.node?;
+        (is_small && !self.recorded.load(Ordering::Relaxed)).then(|| Entry {
+            addr: self.ptr.0,
+            node,
+            slot: self.slot,
+            requested: u32::try_from(self.requested).unwrap_or(u32::MAX),
+        })
+    }
+
+    /// Frees what a thread's cache has not taken in.
+    #[inline(never)]
+    fn free(&mut self, put: Put) {
         let stamp = self.stamp;
         let Some(node) = self.node else {
             return self.anchor.release(State::drop_empty_block);
         };
-        let block = (self.pool, node);
-        let shared = self.anchor.shared();
-        if shared.observe_free(block, self.ptr, rounded(self.requested)) {
-            self.recorded.store(true, Ordering::Relaxed);
-        }
-        let is_small = self.pool == PoolId::DEFAULT && self.requested <= thread_cache::MAX_REQUEST;
-        if is_small && !self.recorded.load(Ordering::Relaxed) {
-            let entry = Entry {
-                addr: self.ptr.0,
-                node,
-                slot: self.slot,
-                requested: u32::try_from(self.requested).unwrap_or(u32::MAX),
-            };
-            // After this the allocator may be gone.
-            let id = self.anchor.shared().id;
-            match thread_cache::put(id, &entry, stamp) {
-                Put::Kept => return,
-                Put::NoRoom => {
-                    return self.anchor.release(|state| state.free_small(&entry, stamp));
-                }
-                Put::Unwanted => {}
-            }
+        if put == Put::NoRoom
+            && let Some(entry) = self.entry()
+        {
+            let free = |state: &mut State| state.free_small(&entry, stamp);
+            return self.anchor.release(free);
         }
         self.anchor.release(|state| {
             state.history.pass(stamp);
-            state.on(block.0, |state| state.free(node));
+            state.on(self.pool, |state| state.free(node));
         });
+    }
+
+    /// Tells the observer, if there is one.
+    #[cold]
+    fn observe_free(&self) {
+        if let Some(node) = self.node {
+            let (block, bytes) = ((self.pool, node), rounded(self.requested));
+            if self.anchor.shared().observe_free(block, self.ptr, bytes) {
+                self.recorded.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl<D: Device> Drop for Block<D> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.anchor.shared().is_observed() {
+            self.observe_free();
+        }
+        let put = match self.entry() {
+            // After this the allocator may be gone.
+            Some(entry) => thread_cache::put(self.anchor.shared().id, &entry, self.stamp),
+            None => Put::Unwanted,
+        };
+        if put != Put::Kept {
+            self.free(put);
+        }
     }
 }
 

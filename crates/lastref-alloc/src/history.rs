@@ -76,6 +76,9 @@ impl Record {
     }
 }
 
+/// So many records are added at a time: few enough to stay in the nearest cache until they are written.
+const RECORDS_AT_ONCE: usize = 256;
+
 /// See the [module](self).
 ///
 /// No two numbers that a push counts up are neighbours: the compiler would write each by itself in one
@@ -85,11 +88,12 @@ impl Record {
 pub(crate) struct History {
     /// Frees completed at once that were ever pushed. Each is two entries.
     frees: u64,
-    /// Grows to `max_records`, then is a ring.
+    /// Grows to `max_records`, then is a ring. Before that, those from `next` on are of no meaning.
     records: Vec<Record>,
-    /// Where the next record goes: at the oldest, or at the end, where one is added or the ring closes.
+    /// Where the next record goes: at the oldest, or at the end, where room is added or the ring closes.
     next: usize,
     max_records: usize,
+    is_closed: bool,
     /// The latest stamp.
     clock: u64,
     /// Records that were pushed before the one that is first in `records` now.
@@ -106,11 +110,13 @@ impl History {
         records.reserve_exact(max_entries.min(1 << 20) - records.len().min(1 << 20));
         self.before = self.num_records() - records.len() as u64;
         (self.next, self.max_records) = (records.len(), max_entries);
+        self.is_closed = false;
         self.records = records;
     }
 
     fn in_order(&self) -> impl Iterator<Item = &Record> {
-        let (newer, older) = self.records.split_at(self.next);
+        let (newer, rest) = self.records.split_at(self.next);
+        let older = if self.is_closed { rest } else { &[] };
         older.iter().chain(newer)
     }
 
@@ -181,14 +187,18 @@ impl History {
         }
     }
 
-    /// Adds room for one record more, or closes the ring.
+    /// Adds room for more records, or closes the ring.
     #[cold]
     fn make_next(&mut self) {
-        if self.records.len() < self.max_records {
-            self.records.push(Record::NOTHING);
+        let room = self.max_records - self.records.len();
+        if room > 0 {
+            let more = room.min(RECORDS_AT_ONCE);
+            self.records
+                .resize(self.records.len() + more, Record::NOTHING);
         } else if self.max_records > 0 {
             self.before += self.next as u64;
             self.next = 0;
+            self.is_closed = true;
         }
     }
 

@@ -9,8 +9,8 @@
 //!
 //! # Invariants
 //!
-//! 1. `taken` is true from the exchange that found it false to the store that follows, by the same
-//!    thread. Only between the two is `value` touched.
+//! 1. `taken` is true from the exchange that found it false to the store that follows, by whoever made
+//!    the exchange. Only between the two is `value` touched, and only by that one.
 //! 2. The exchange acquires what the store of the one before released.
 
 #[cfg(not(loom))]

@@ -212,13 +212,14 @@ impl State {
 
     /// Takes free memory of the default pool, if there is some and nothing has to be looked after first.
     #[inline]
-    pub(crate) fn take_free(&mut self, device: &impl Device, request: &Request) -> Option<Place> {
+    pub(crate) fn take_free(&mut self, device: &impl Device, request: &Request) -> Option<NodeId> {
         if request.pool != self.at_work || !self.pending.is_empty() {
             return None;
         }
         if let Some(node) = self.freed_last.take() {
             if self.heap.take_live(node, request.requested, request.stream) {
-                return Some(self.book_alloc(node, request));
+                self.book_alloc(node, request);
+                return Some(node);
             }
             self.free_entry(node);
         }
@@ -233,7 +234,7 @@ impl State {
         device: &impl Device,
         request: &Request,
         may_wait: bool,
-    ) -> Result<Place, Miss> {
+    ) -> Result<NodeId, Miss> {
         let on_pool = |state: &mut Self| state.attempt_at_work(device, request, may_wait);
         self.on(request.pool, on_pool)
     }
@@ -243,12 +244,12 @@ impl State {
         device: &impl Device,
         request: &Request,
         may_wait: bool,
-    ) -> Result<Place, Miss> {
+    ) -> Result<NodeId, Miss> {
         if !self.pending.is_empty() {
             self.complete_pending(device);
         }
-        if let Some(place) = self.search(device, request) {
-            return Ok(place);
+        if let Some(node) = self.search(device, request) {
+            return Ok(node);
         }
         self.attempt_after_miss(device, request, may_wait)
     }
@@ -279,6 +280,13 @@ impl State {
     #[inline]
     pub(crate) fn is_unused(&self) -> bool {
         self.num_handles == 0 && self.num_empty_blocks == 0 && self.books.allocation.current() == 0
+    }
+
+    /// Where the block is that an attempt for `request` has just made.
+    #[inline]
+    pub(crate) fn place(&mut self, node: NodeId, request: &Request) -> Place {
+        let addr = self.on(request.pool, |state| state.heap.node(node).addr);
+        (node, DevicePtr(addr), request.stream, self.history.clock())
     }
 
     // ---- the caches of threads -----------------------------------------------------------------
@@ -410,28 +418,26 @@ impl State {
     // ---- allocating from the heap ------------------------------------------------------------
 
     #[inline]
-    fn search(&mut self, device: &impl Device, request: &Request) -> Option<Place> {
+    fn search(&mut self, device: &impl Device, request: &Request) -> Option<NodeId> {
         let clocks = &self.clocks;
         let pool = PoolKind::for_size(request.bytes);
         let node = self.heap.find(pool, request.bytes, |s| {
             clocks.covered(device, s, request.stream)
         })?;
         let node = self.heap.take(node, request.requested, request.stream);
-        let place = self.book_alloc(node, request);
+        self.book_alloc(node, request);
         self.book_splits(pool);
-        Some(place)
+        Some(node)
     }
 
     /// Books a node that was made live for a caller.
     #[inline]
-    fn book_alloc(&mut self, node: NodeId, request: &Request) -> Place {
+    fn book_alloc(&mut self, node: NodeId, request: &Request) {
         let pool = PoolKind::for_size(request.bytes);
         let addr = self.heap.node(node).addr;
         self.books.allocate(pool, request.bytes, request.requested);
-        let stamp = self
-            .history
+        self.history
             .push_alloc(addr, request.requested, request.stream);
-        (node, DevicePtr(addr), request.stream, stamp)
     }
 
     #[inline]

@@ -10,7 +10,9 @@
 //! is live. It is given out again for exactly the same size on the same stream, by the same thread,
 //! which needs neither a lock nor a stamp: what the stream is given later runs later. Everything
 //! else goes through the heap: blocks recorded on other streams, blocks freed by a thread that does
-//! not allocate on their stream, and what finds no room.
+//! not allocate on their stream, and what finds no room. What sizes a thread asks for, and so which
+//! blocks are worth keeping, only the thread knows: it finds out without the flag that there is nothing
+//! for it to look for, or to put in.
 //!
 //! Anyone who holds the state's lock may look into any cache and empty it, and does so before the
 //! heap grows, before the ladder, and whenever somebody looks: statistics, snapshots and checks see
@@ -23,6 +25,8 @@
 //! 2. What was counted since the last visit is in `Inner::flow`, and nowhere else.
 //! 3. A stream is in `Inner::streams` only while blocks may be allocated on it.
 //! 4. A stamp of the history is greater than those of all entries that must come before it.
+//! 5. `Asked::may_hold` is true if the set of those keys holds something: only the thread that has the
+//!    cache puts blocks in.
 //!
 //! Lock order: the state's lock, then a cache's flag. Never the other way round.
 
@@ -78,8 +82,10 @@ impl Key {
     /// The set that it falls into.
     #[inline]
     const fn set(self) -> usize {
-        // Six bits are left.
-        (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - NUM_SETS.ilog2())) as usize
+        #[expect(clippy::cast_possible_truncation, reason = "6 bits are left")]
+        {
+            (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - NUM_SETS.ilog2())) as usize
+        }
     }
 }
 
@@ -561,7 +567,8 @@ pub(crate) fn attach(cache: Arc<ThreadCache>) {
 #[inline]
 pub(crate) fn take(allocator: u64, requested: u64, stream: StreamId) -> Take {
     let requested = match u32::try_from(requested) {
-        Ok(small) if requested <= MAX_REQUEST => small,
+        // A key is never 0.
+        Ok(small) if small > 0 && requested <= MAX_REQUEST => small,
         _ => return Take::Miss,
     };
     let taken = with_mine(allocator, |mine| mine.take(requested, stream));

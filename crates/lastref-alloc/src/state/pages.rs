@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use lastref_snapshot::TraceAction;
 
-use super::{Miss, Place, Request, State};
+use super::{Miss, Request, State};
 use crate::clock::StreamSlot;
 use crate::device::{Device, DevicePtr, DeviceResult};
 use crate::heap::{Growth, NodeId, RegionKind, State as NodeState, Stretch};
@@ -53,7 +53,7 @@ impl State {
         &mut self,
         device: &impl Device,
         request: &Request,
-    ) -> Result<Place, Miss> {
+    ) -> Result<NodeId, Miss> {
         let pool = PoolKind::for_size(request.bytes);
         let usual = match pool {
             PoolKind::Small => SMALL_SEGMENT_BYTES,
@@ -77,7 +77,8 @@ impl State {
                     self.history
                         .push(TraceAction::SegmentAlloc, ptr, bytes, request.stream);
                     let node = self.heap.take(node, request.requested, request.stream);
-                    return Ok(self.book_alloc(node, request));
+                    self.book_alloc(node, request);
+                    return Ok(node);
                 }
                 Err(error) => miss = error.into(),
             }
@@ -94,7 +95,7 @@ impl State {
         request: &Request,
         page_bytes: u64,
         may_wait: bool,
-    ) -> Result<Place, Miss> {
+    ) -> Result<NodeId, Miss> {
         let growth = match self.plan(device, request) {
             Some(growth) => growth,
             None => {
@@ -121,7 +122,8 @@ impl State {
         let node = self
             .heap
             .settle(&growth, &claimed, request.requested, request.stream);
-        Ok(self.book_alloc(node, request))
+        self.book_alloc(node, request);
+        Ok(node)
     }
 
     /// Sees to it that there are spare pages for `missing` bytes: moved or created.

@@ -6,9 +6,10 @@
 
 use std::time::Instant;
 
-use super::{Miss, Place, Request, State};
+use super::{Miss, Request, State};
 use crate::clock::{Stamps, StreamSlot};
 use crate::device::Device;
+use crate::heap::NodeId;
 use crate::ladder::{Rung, RungOutcome, RungReport, microseconds};
 use crate::options::StreamWaits;
 use crate::state::PoolId;
@@ -17,7 +18,7 @@ use crate::stats::PoolKind;
 /// What waiting on the device has given.
 enum Ordered {
     /// A block.
-    Found(Place),
+    Found(NodeId),
     /// Free memory beside which less is missing.
     Less,
     Nothing,
@@ -31,7 +32,7 @@ impl State {
         device: &impl Device,
         request: &Request,
         may_wait: bool,
-    ) -> Result<Place, Miss> {
+    ) -> Result<NodeId, Miss> {
         self.tried.clear();
         self.look_after(device);
         let started = Instant::now();
@@ -57,7 +58,7 @@ impl State {
     }
 
     /// Asks the device how far the other streams have come, and searches again.
-    fn ask_streams(&mut self, device: &impl Device, request: &Request) -> Option<Place> {
+    fn ask_streams(&mut self, device: &impl Device, request: &Request) -> Option<NodeId> {
         if !self.clocks.others_are_behind(request.stream) {
             self.note_skipped(Rung::FinishedEvents, "no other stream uses freed memory");
             return None;
@@ -82,7 +83,7 @@ impl State {
         device: &impl Device,
         request: &Request,
         may_wait: bool,
-    ) -> Result<Place, Miss> {
+    ) -> Result<NodeId, Miss> {
         let mut has_waited = !self.may_wait_on_device(device, request);
         if !has_waited
             && self.stream_waits == StreamWaits::BeforeGrowing
@@ -111,7 +112,7 @@ impl State {
         device: &impl Device,
         request: &Request,
         may_wait: bool,
-    ) -> Result<Place, Miss> {
+    ) -> Result<NodeId, Miss> {
         match self.page_bytes {
             Some(page_bytes) => self.grow_range(device, request, page_bytes, may_wait),
             None => self.grow_segments(device, request),
