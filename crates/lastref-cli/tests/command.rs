@@ -375,7 +375,10 @@ fn the_report_says_how_the_memory_was_come_by() {
     assert!(json["pages_created"].as_u64().unwrap() <= 20);
     assert!(json["pages_moved"].as_u64().unwrap() >= 5, "{json}");
     // Nothing is submitted in a replay, so that pages are known to be idle as soon as it is asked.
-    assert_eq!((&json["host_waits"], &json["device_waits"]), (&0.into(), &0.into()));
+    assert_eq!(
+        (&json["host_waits"], &json["device_waits"]),
+        (&0.into(), &0.into())
+    );
     let rungs = json["rungs"].as_array().unwrap();
     let names: Vec<_> = rungs.iter().map(|r| r["rung"].as_str().unwrap()).collect();
     let wanted = [

@@ -114,11 +114,12 @@ impl Event {
             return Ok(());
         };
         let allocator = &runtime::device("event.wait", stream.device())?.allocator;
-        Ok(if device == stream.device() {
-            allocator.wait_event(stream.id(), id)?
+        if device == stream.device() {
+            allocator.wait_event(stream.id(), id)?;
         } else {
-            allocator.device().wait_event(stream.id(), id)?
-        })
+            allocator.device().wait_event(stream.id(), id)?;
+        }
+        Ok(())
     }
 
     /// Milliseconds of device time from this event to `end`. Both must be recorded and done.
