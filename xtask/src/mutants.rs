@@ -79,7 +79,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
 }
 
 /// Copies what git knows of.
-fn copy_sources(root: &Path, copy: &Path) -> Result<()> {
+pub(crate) fn copy_sources(root: &Path, copy: &Path) -> Result<()> {
     let listed = Command::new("git")
         .args([
             "ls-files",

@@ -27,7 +27,7 @@ fn folder(workspace: &Workspace) -> PathBuf {
 }
 
 /// Every trace there is, by name.
-fn all(workspace: &Workspace) -> Result<Vec<PathBuf>> {
+pub(crate) fn all(workspace: &Workspace) -> Result<Vec<PathBuf>> {
     let folder = folder(workspace);
     let mut traces = Vec::new();
     for entry in
@@ -44,7 +44,7 @@ fn all(workspace: &Workspace) -> Result<Vec<PathBuf>> {
 }
 
 /// A trace's file name without its ending; the whole name of what is no trace.
-fn name(path: &Path) -> String {
+pub(crate) fn name(path: &Path) -> String {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     file.strip_suffix(".csv.gz")
         .or_else(|| file.strip_suffix(".csv"))
@@ -60,18 +60,56 @@ pub(crate) fn build(workspace: &Workspace) -> Result<()> {
         .map(drop)
 }
 
-/// Replays one trace with [`build`]'s command.
-fn replay(workspace: &Workspace, trace: &Path, options: &[&str]) -> Result<Value> {
-    let report = command(workspace, workspace.target.join("release/lastref"))
-        .args(["replay", "--json"])
-        .args(options)
-        .args([trace])
-        .quiet_stdout()?;
-    serde_json::from_str(&report)
-        .with_context(|| format!("`lastref replay --json` printed no JSON: {report}"))
+/// A build of the command, and what it is told besides.
+#[derive(Debug)]
+pub(crate) struct Lastref {
+    pub(crate) program: PathBuf,
+    /// For `LASTREF_ALLOC_CONF`.
+    pub(crate) settings: String,
+    pub(crate) options: Vec<String>,
 }
 
-fn number(report: &Value, field: &str) -> Result<f64> {
+impl Lastref {
+    /// The one of [`build`].
+    pub(crate) fn built(workspace: &Workspace) -> Self {
+        Self {
+            program: workspace.target.join("release/lastref"),
+            settings: String::new(),
+            options: Vec::new(),
+        }
+    }
+
+    fn replay(&self, workspace: &Workspace, trace: &Path, options: &[&str]) -> Result<Value> {
+        let report = command(workspace, &self.program)
+            .env("LASTREF_ALLOC_CONF", &self.settings)
+            .args(["replay", "--json"])
+            .args(&self.options)
+            .args(options)
+            .args([trace])
+            .quiet_stdout()?;
+        serde_json::from_str(&report)
+            .with_context(|| format!("`lastref replay --json` printed no JSON: {report}"))
+    }
+}
+
+/// Made-up traces, one of each kind that `lastref generate` knows.
+pub(crate) fn made_up(workspace: &Workspace) -> Result<Vec<PathBuf>> {
+    let folder = workspace.target.join("made-up");
+    fs::create_dir_all(&folder)?;
+    let generate =
+        || command(workspace, workspace.target.join("release/lastref")).args(["generate"]);
+    let kinds = generate().quiet_stdout()?;
+    let kinds = kinds.lines().filter_map(|line| line.split(' ').next());
+    kinds
+        .map(|kind| {
+            let trace = folder.join(kind).with_extension("csv");
+            fs::write(&trace, generate().args([kind]).quiet_stdout()?)?;
+            Ok(trace)
+        })
+        .collect()
+}
+
+pub(crate) fn number(report: &Value, field: &str) -> Result<f64> {
     report[field]
         .as_f64()
         .with_context(|| format!("the report has no number `{field}`: {report}"))
@@ -85,8 +123,9 @@ pub(crate) fn verify(workspace: &Workspace) -> Result<()> {
         "reserved over live", "full size", "1:64"
     );
     for trace in all(workspace)? {
-        let full = replay(workspace, &trace, &["--verify"])?;
-        let scaled = replay(workspace, &trace, &["--verify", "--scale", "64"])?;
+        let lastref = Lastref::built(workspace);
+        let full = lastref.replay(workspace, &trace, &["--verify"])?;
+        let scaled = lastref.replay(workspace, &trace, &["--verify", "--scale", "64"])?;
         let ratio = number(&full, "reserved_over_live")?;
         println!(
             "    {:<32} {ratio:>12.4} {:>12.4}",
@@ -103,43 +142,58 @@ pub(crate) fn verify(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
+/// What [`bench`] is to do.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Options {
+    /// Print JSON.
+    pub(crate) json: bool,
+    /// Made-up traces too.
+    pub(crate) made_up: bool,
+    /// Find the smallest device of each.
+    pub(crate) smallest: bool,
+}
+
 /// Replays traces and prints one table, or the reports as JSON.
-pub(crate) fn bench(workspace: &Workspace, traces: &[PathBuf], json: bool) -> Result<()> {
+pub(crate) fn bench(workspace: &Workspace, traces: &[PathBuf], options: Options) -> Result<()> {
     build(workspace)?;
-    let traces = if traces.is_empty() {
+    let mut traces = if traces.is_empty() {
         all(workspace)?
     } else {
         traces.to_vec()
     };
-    if !json {
+    if options.made_up {
+        traces.extend(made_up(workspace)?);
+    }
+    if !options.json {
         println!(
-            "{:<32} {:>10} {:>10} {:>10} {:>12} {:>10} {:>8}",
-            "trace", "operations", "peak live", "reserved", "device", "device", "host"
+            "{:<32} {:>10} {:>10} {:>10} {:>10} {:>12} {:>10} {:>8}",
+            "trace", "operations", "peak live", "reserved", "smallest", "device", "device", "host"
         );
         println!(
-            "{:<32} {:>10} {:>10} {:>10} {:>12} {:>10} {:>8}",
-            "", "", "GiB", "over live", "allocations", "ms", "ns/op"
+            "{:<32} {:>10} {:>10} {:>10} {:>10} {:>12} {:>10} {:>8}",
+            "", "", "GiB", "over live", "over live", "allocations", "ms", "ns/op"
         );
     }
     let mut reports = Vec::new();
     for trace in &traces {
-        let mut report = replay(workspace, trace, &[])?;
-        if !json {
+        let report = measure(workspace, trace, options.smallest)?;
+        if !options.json {
+            let smallest = report["smallest_over_live"].as_f64();
             println!(
-                "{:<32} {:>10.0} {:>10.2} {:>10.4} {:>12.0} {:>10.1} {:>8.1}",
+                "{:<32} {:>10.0} {:>10.2} {:>10.4} {:>10} {:>12.0} {:>10.1} {:>8.1}",
                 name(trace),
                 number(&report, "operations")?,
                 number(&report, "peak_live_bytes")? / f64::from(1 << 30),
                 number(&report, "reserved_over_live")?,
+                smallest.map_or_else(String::new, |ratio| format!("{ratio:.4}")),
                 number(&report, "device_allocations")?,
                 number(&report, "device_microseconds")? / 1e3,
                 number(&report, "nanoseconds_per_operation")?,
             );
         }
-        report["trace"] = name(trace).into();
         reports.push(report);
     }
-    if json {
+    if options.json {
         println!("{:#}", Value::Array(reports));
     } else {
         println!(
@@ -148,4 +202,25 @@ pub(crate) fn bench(workspace: &Workspace, traces: &[PathBuf], json: bool) -> Re
         );
     }
     Ok(())
+}
+
+/// The report of one trace, under its name: on an ample device, and with `smallest` also the smallest device.
+pub(crate) fn measure(workspace: &Workspace, trace: &Path, smallest: bool) -> Result<Value> {
+    measure_with(&Lastref::built(workspace), workspace, trace, smallest)
+}
+
+/// As [`measure`], with another build or other settings.
+pub(crate) fn measure_with(
+    lastref: &Lastref,
+    workspace: &Workspace,
+    trace: &Path,
+    smallest: bool,
+) -> Result<Value> {
+    let mut report = lastref.replay(workspace, trace, &[])?;
+    report["trace"] = name(trace).into();
+    if smallest {
+        let found = lastref.replay(workspace, trace, &["--smallest"])?;
+        report["smallest_over_live"] = number(&found, "smallest_over_live")?.into();
+    }
+    Ok(report)
 }
