@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_millis(1);
 /// Goes, of which the median counts.
 const GOES: usize = 7;
 /// Blocks that are live while random sizes come and go.
-const LIVE: u64 = 1_000;
+const LIVE: usize = 1_000;
 /// What threads ask for.
 const THREAD_BYTES: u64 = 4 << 10;
 
@@ -120,11 +120,12 @@ fn churn<P: Peer>(peer: &P) -> f64 {
     let mut random = Random(7);
     let mut live: Vec<Option<P::Block>> =
         (0..LIVE).map(|_| Some(peer.alloc(random.size()))).collect();
-    let turns: Vec<(usize, u64)> = (0..BATCH * BATCHES)
-        .map(|_| (random.below(LIVE) as usize, random.size()))
+    let turns: Vec<(u64, u64)> = (0..BATCH * BATCHES)
+        .map(|_| (random.below(LIVE as u64), random.size()))
         .collect();
     let time = goes(|number| {
         let (at, bytes) = turns[number as usize];
+        let at = usize::try_from(at).expect("fewer than there are live");
         if let Some(block) = live[at].take() {
             peer.free(block);
         }

@@ -161,14 +161,12 @@ impl Program {
 
     /// Frees those for which `goes` says so, given their numbers.
     fn free_if(&mut self, goes: impl Fn(usize) -> bool) {
-        let mut number = 0;
-        for block in std::mem::take(&mut self.live) {
+        for (number, block) in std::mem::take(&mut self.live).into_iter().enumerate() {
             if goes(number) {
                 self.free(block);
             } else {
                 self.live.push(block);
             }
-            number += 1;
         }
     }
 
@@ -344,7 +342,7 @@ fn bin_borders(program: &mut Program) {
     for _ in 0..24 {
         program.phase = "under";
         // Bins are a thirty-second of a power of two wide.
-        let octave = 256 * KIB << program.below(5);
+        let octave = (256 * KIB) << program.below(5);
         let border = octave + octave / 32 * program.between(1, 31);
         while program.live_bytes < LIVE_BYTES {
             program.keep(border - 512);
