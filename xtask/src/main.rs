@@ -111,13 +111,17 @@ enum Comparison {
     },
     /// PyTorch's allocations under `lastref.torch.guard` beside those without
     Torch,
-    /// The allocator beside mimalloc, the offset-allocator crate and ordered sets
+    /// The allocator beside mimalloc, the offset-allocator crate and ordered sets, or beside PyTorch
     Alloc {
+        /// Beside the real PyTorch, native and with expandable segments, and Python's `empty` beside torch's: a
+        /// version such as 2.15.0, or the folder of a Python environment that has torch
+        #[arg(long, value_name = "ENV")]
+        torch: Option<String>,
         /// Print JSON instead
         #[arg(long)]
         json: bool,
         /// Leave out the row that needs the Python package
-        #[arg(long)]
+        #[arg(long, conflicts_with = "torch")]
         no_python: bool,
         /// The traces to replay too [default: all there are]
         traces: Vec<PathBuf>,
@@ -186,6 +190,17 @@ fn run(task: Task) -> Result<()> {
         Task::Bench {
             of:
                 Some(Comparison::Alloc {
+                    torch: Some(torch),
+                    json,
+                    traces,
+                    ..
+                }),
+            ..
+        } => torch::alloc::bench(&workspace, &torch, &traces, json),
+        Task::Bench {
+            of:
+                Some(Comparison::Alloc {
+                    torch: None,
                     json,
                     no_python,
                     traces,
