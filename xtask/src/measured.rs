@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::command::{cargo, to_stderr};
 use crate::mechanisms::{self, Summary};
+use crate::torch;
 use crate::traces::number;
 use crate::workspace::Workspace;
 
@@ -34,6 +35,8 @@ pub(crate) enum Part {
     Time,
     /// Memory, with each mechanism switched off: `cargo xtask bench mechanisms`
     Mechanisms,
+    /// Memory and nanoseconds of PyTorch's own allocator: `cargo xtask bench alloc --torch 2.15.0`
+    Torch,
 }
 
 impl Part {
@@ -41,6 +44,7 @@ impl Part {
         match self {
             Self::Time => "time.json",
             Self::Mechanisms => "mechanisms.json",
+            Self::Torch => "torch.json",
         }
     }
 
@@ -53,6 +57,12 @@ impl Part {
             Self::Mechanisms => {
                 let found = to_stderr(|| mechanisms::measure(workspace, None))?;
                 Ok(one_report_a_line(&found))
+            }
+            Self::Torch => {
+                let bench = to_stderr(|| {
+                    torch::alloc::comparison(workspace, torch::VERSIONS[0], &[], true)
+                })?;
+                bench.quiet_stdout()
             }
         }
     }
@@ -137,6 +147,7 @@ fn one_report_a_line(found: &Value) -> String {
 struct Data {
     time: Value,
     mechanisms: Value,
+    torch: Value,
 }
 
 impl Data {
@@ -144,6 +155,7 @@ impl Data {
         Ok(Self {
             time: Part::Time.read(workspace)?,
             mechanisms: Part::Mechanisms.read(workspace)?,
+            torch: Part::Torch.read(workspace)?,
         })
     }
 
@@ -226,81 +238,95 @@ impl Data {
     }
 
     fn memory_saved(&self) -> Result<String> {
-        let builds = ["nothing", "the governor of waste", "virtual memory"];
-        let mut table = "| trace | lastref | without the governor | segments | lastref saves |\n|---|---:|---:|---:|---:|\n".to_owned();
+        let mut table = "| trace | live at the peak | lastref | PyTorch, native | PyTorch, expandable segments | saved over native | over expandable |\n\
+                         |---|---:|---:|---:|---:|---:|---:|\n"
+            .to_owned();
+        let mut sums = [0.0; 3];
+        let mut worst = [0.0_f64; 3];
         let traces = self.reports("nothing", "given")?;
-        for (at, trace) in traces.iter().enumerate() {
+        for trace in traces {
             let live = number(trace, "peak_live_bytes")?;
-            let _ = write!(table, "| {} |", label(trace));
-            let mut ratios = [0.0; 3];
-            for (build, ratio) in builds.iter().zip(&mut ratios) {
-                *ratio = number(&self.reports(build, "given")?[at], "reserved_over_live")?;
-                let _ = write!(table, " {ratio:.4} |");
+            let name = trace["trace"].as_str().unwrap_or_default();
+            let theirs = |who: &str| {
+                let report = &self.torch["replays"][name][who];
+                number(report, "reserved_over_live").with_context(|| format!("{name}, {who}"))
+            };
+            let ours = number(trace, "reserved_over_live")?;
+            let ratios = [ours, theirs("torch_native")?, theirs("torch_expandable")?];
+            for (at, ratio) in ratios.iter().enumerate() {
+                sums[at] += ratio;
+                worst[at] = worst[at].max(*ratio);
             }
-            let _ = writeln!(table, " {:.2} GiB |", gib((ratios[2] - ratios[0]) * live));
+            let ratios = ratios.map(|ratio| format!(" {ratio:.4} |")).concat();
+            let saved = |ratio: f64| gib((ratio - ours) * live);
+            let _ = writeln!(
+                table,
+                "| {} | {:.2} GiB |{ratios} {:.2} GiB | {:.2} GiB |",
+                label(trace),
+                gib(live),
+                saved(theirs("torch_native")?),
+                saved(theirs("torch_expandable")?),
+            );
         }
-        for worst in [false, true] {
-            let _ = write!(table, "| **{}** |", if worst { "worst" } else { "mean" });
-            for build in builds {
-                let of = Summary::of(self.without_one(build)?, "given", "reserved_over_live")?;
-                let _ = write!(table, " {:.4} |", if worst { of.worst } else { of.mean });
-            }
-            table += " |\n";
-        }
+        let means = sums.map(|sum| format!(" {:.4} |", sum / traces.len() as f64));
+        let worst = worst.map(|worst| format!(" {worst:.4} |"));
+        let _ = writeln!(table, "| **mean** | |{} | |", means.concat());
+        let _ = writeln!(table, "| **worst** | |{} | |", worst.concat());
         Ok(table)
     }
 
     fn nanoseconds(&self) -> Result<String> {
-        const PEERS: [&str; 4] = ["", "mimalloc_", "offset_allocator_", "ordered_sets_"];
-        let mut table = "| | lastref | mimalloc | offset-allocator | ordered sets |\n|---|---:|---:|---:|---:|\n".to_owned();
-        let mut row = |name: &str, value: &dyn Fn(&str) -> Option<f64>| {
-            let cells = PEERS.map(|peer| match value(peer) {
+        // By the prefix of their fields, and where they are.
+        let peers: [(&str, &Value); 6] = [
+            ("", &self.time),
+            ("torch_native_", &self.torch),
+            ("torch_expandable_", &self.torch),
+            ("mimalloc_", &self.time),
+            ("offset_allocator_", &self.time),
+            ("ordered_sets_", &self.time),
+        ];
+        let mut table = "| | lastref | PyTorch, native | PyTorch, expandable | mimalloc | offset-allocator | ordered sets |\n\
+                         |---|---:|---:|---:|---:|---:|---:|\n"
+            .to_owned();
+        let mut row = |name: &str, value: &dyn Fn(&str, &Value) -> Option<f64>| {
+            let cells = peers.map(|(peer, data)| match value(peer, data) {
                 Some(ns) => format!(" {ns:.1} |"),
                 None => " |".to_owned(),
             });
             let _ = writeln!(table, "| {name} |{}", cells.concat());
         };
-        let time = &self.time;
-        let sizes = keys(&time["hot_pair_ns"])?;
-        for bytes in &sizes {
-            let name = format!("pair, {}", size(*bytes));
-            row(&name, &|peer| {
+        for bytes in keys(&self.time["hot_pair_ns"])? {
+            row(&format!("pair, {}", size(bytes)), &|peer, data| {
                 let field = if peer.is_empty() {
                     "hot_pair_ns".to_owned()
                 } else {
                     format!("{peer}hot_ns")
                 };
-                time[field][bytes.to_string()].as_f64()
+                data[field][bytes.to_string()].as_f64()
             });
         }
-        row("1000 live, random sizes", &|peer| {
-            time[format!("{peer}churn_1000_ns")].as_f64()
+        row("1000 live, random sizes", &|peer, data| {
+            data[format!("{peer}churn_1000_ns")].as_f64()
         });
-        for count in keys(&time["threads_ns"])? {
+        for count in keys(&self.time["threads_ns"])? {
             let threads = if count == 1 {
                 "1 thread".to_owned()
             } else {
                 format!("{count} threads at once")
             };
-            row(&format!("4 KiB, {threads}"), &|peer| {
-                time[format!("{peer}threads_ns")][count.to_string()].as_f64()
+            row(&format!("4 KiB, {threads}"), &|peer, data| {
+                data[format!("{peer}threads_ns")][count.to_string()].as_f64()
             });
         }
-        row("1 MiB, from stream to stream", &|peer| {
-            if peer.is_empty() {
-                time["hand_over_ns"].as_f64()
-            } else {
-                None
-            }
+        row("1 MiB, from stream to stream", &|peer, data| {
+            data["hand_over_ns"].as_f64().filter(|_| peer.is_empty())
         });
         row(
-            "Python: `lastref.empty(1024, device=\"cuda\")`, and drop",
-            &|peer| {
-                if peer.is_empty() {
-                    time["python_empty_ns"].as_f64()
-                } else {
-                    None
-                }
+            "Python's `empty(1024, device=\"cuda\")`, and drop",
+            &|peer, data| match peer {
+                "" => data["python_empty_ns"].as_f64(),
+                "torch_native_" => data["torch_empty_ns"].as_f64(),
+                _ => None,
             },
         );
         Ok(table)
@@ -310,14 +336,28 @@ impl Data {
         let replayed = self.time["replay_ns"]
             .as_object()
             .context("no traces were replayed")?;
-        let mut table = "| trace | ns an operation |\n|---|---:|\n".to_owned();
-        let mut sum = 0.0;
+        let mut table =
+            "| trace | lastref | PyTorch, native | PyTorch, expandable |\n|---|---:|---:|---:|\n"
+                .to_owned();
+        let mut sums = [0.0; 3];
         for (trace, ns) in replayed {
-            let ns = ns.as_f64().context("a number is expected")?;
-            sum += ns;
-            let _ = writeln!(table, "| `{trace}` | {ns:.1} |");
+            let theirs = |who: &str| {
+                let report = &self.torch["replays"][trace][who];
+                number(report, "nanoseconds_per_operation")
+            };
+            let times = [
+                ns.as_f64().context("a number is expected")?,
+                theirs("torch_native")?,
+                theirs("torch_expandable")?,
+            ];
+            for (sum, time) in sums.iter_mut().zip(times) {
+                *sum += time;
+            }
+            let cells = times.map(|time| format!(" {time:.1} |"));
+            let _ = writeln!(table, "| `{trace}` |{}", cells.concat());
         }
-        let _ = writeln!(table, "| **mean** | {:.1} |", sum / replayed.len() as f64);
+        let means = sums.map(|sum| format!(" {:.1} |", sum / replayed.len() as f64));
+        let _ = writeln!(table, "| **mean** |{}", means.concat());
         Ok(table)
     }
 
@@ -408,10 +448,21 @@ mod tests {
 
     use super::*;
 
+    fn theirs(native: f64, expandable: f64) -> Value {
+        json!({
+            "torch_native": {"nanoseconds_per_operation": native},
+            "torch_expandable": {"nanoseconds_per_operation": expandable},
+        })
+    }
+
     fn data() -> Data {
         Data {
-            time: json!({"replay_ns": {"b": 30.0, "a": 20.06}}),
+            time: json!({"replay_ns": {"a": 20.06, "b": 30.0}}),
             mechanisms: json!([]),
+            torch: json!({"replays": {
+                "a": theirs(200.0, 300.0),
+                "b": theirs(400.0, 500.0),
+            }}),
         }
     }
 
@@ -419,7 +470,8 @@ mod tests {
     fn a_region_is_replaced_and_what_is_around_it_stays() {
         let text = "before\n<!-- measured: operations -->\nold\n<!-- end -->\nafter\n";
         let written = data().write_into(text).unwrap();
-        let table = "| trace | ns an operation |\n|---|---:|\n| `a` | 20.1 |\n| `b` | 30.0 |\n| **mean** | 25.0 |\n";
+        let table = "| trace | lastref | PyTorch, native | PyTorch, expandable |\n|---|---:|---:|---:|\n\
+                     | `a` | 20.1 | 200.0 | 300.0 |\n| `b` | 30.0 | 400.0 | 500.0 |\n| **mean** | 25.0 | 300.0 | 400.0 |\n";
         assert_eq!(
             written,
             format!("before\n<!-- measured: operations -->\n{table}<!-- end -->\nafter\n")

@@ -3,7 +3,6 @@
 //! Each chart is drawn twice, for light and for dark pages; the background is left out. Series differ in colour
 //! (Okabe and Ito's palette, which colour-blind people can tell apart) and in the form of their marks.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -63,12 +62,13 @@ fn main() -> Result<()> {
         serde_json::from_str(&text).with_context(|| path.display().to_string())
     };
     let (mechanisms, time) = (read("mechanisms.json")?, read("time.json")?);
+    let torch = read("torch.json")?;
     fs::create_dir_all(charts)?;
     for theme in &THEMES {
         let to = |name: &str| Path::new(charts).join(format!("{name}-{}.svg", theme.name));
-        memory(theme, &to("memory"), &mechanisms)?;
+        memory(theme, &to("memory"), &mechanisms, &torch)?;
         without(theme, &to("mechanisms"), &mechanisms)?;
-        hot_pair(theme, &to("hot-pair"), &time)?;
+        hot_pair(theme, &to("hot-pair"), &time, &torch)?;
     }
     Ok(())
 }
@@ -99,28 +99,23 @@ fn waste(report: &Value, field: &str) -> Result<f64> {
 
 const LEAST_WASTE: f64 = 0.02;
 
-/// Waste on each trace, with and without the mechanisms that matter most.
-fn memory(theme: &Theme, path: &Path, mechanisms: &Value) -> Result<()> {
-    let series = [
-        ("lastref", "nothing"),
-        ("without the governor of waste", "the governor of waste"),
-        ("without virtual memory", "virtual memory"),
-    ];
-    let mut rows: BTreeMap<String, Vec<Option<f64>>> = BTreeMap::new();
-    for (at, (_, without)) in series.iter().enumerate() {
-        for report in reports(mechanisms, without)? {
-            let trace = report["trace"].as_str().context("a report has a trace")?;
-            let values = rows
-                .entry(trace.to_owned())
-                .or_insert_with(|| vec![None; series.len()]);
-            values[at] = Some(waste(report, "reserved_over_live")?);
-        }
+/// Waste on each trace, of lastref and of PyTorch.
+fn memory(theme: &Theme, path: &Path, mechanisms: &Value, torch: &Value) -> Result<()> {
+    let mut rows = Vec::new();
+    for report in reports(mechanisms, "nothing")? {
+        let trace = report["trace"].as_str().context("a report has a trace")?;
+        let theirs = |who: &str| waste(&torch["replays"][trace][who], "reserved_over_live");
+        let values = [
+            waste(report, "reserved_over_live")?,
+            theirs("torch_native")?,
+            theirs("torch_expandable")?,
+        ];
+        rows.push(Row {
+            name: trace.to_owned(),
+            values: values.map(Some).to_vec(),
+        });
     }
-    let rows: Vec<Row> = rows
-        .into_iter()
-        .map(|(name, values)| Row { name, values })
-        .collect();
-    let labels = series.map(|(label, _)| label);
+    let labels = ["lastref", "PyTorch, native", "PyTorch, expandable segments"];
     dots(
         theme,
         path,
@@ -217,17 +212,17 @@ fn dots(theme: &Theme, path: &Path, what: &str, labels: &[&str], rows: &[Row]) -
 }
 
 /// Nanoseconds of a hot pair by size.
-fn hot_pair(theme: &Theme, path: &Path, time: &Value) -> Result<()> {
+fn hot_pair(theme: &Theme, path: &Path, time: &Value, torch: &Value) -> Result<()> {
     let series = [
-        ("lastref", "hot_pair_ns"),
-        ("mimalloc", "mimalloc_hot_ns"),
-        ("offset-allocator", "offset_allocator_hot_ns"),
-        ("ordered sets", "ordered_sets_hot_ns"),
+        ("lastref", time, "hot_pair_ns"),
+        ("PyTorch, native", torch, "torch_native_hot_ns"),
+        ("mimalloc", time, "mimalloc_hot_ns"),
+        ("ordered sets", time, "ordered_sets_hot_ns"),
     ];
     let area = SVGBackend::new(path, (WIDTH, 420)).into_drawing_area();
     let mut lines = Vec::new();
-    for (_, field) in series {
-        let by_size = time[field]
+    for (_, data, field) in series {
+        let by_size = data[field]
             .as_object()
             .with_context(|| format!("no {field}"))?;
         let mut points = Vec::new();
