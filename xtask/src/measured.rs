@@ -206,16 +206,11 @@ impl Data {
     }
 
     fn errors_avoided(&self) -> Result<String> {
-        let builds = [
-            "nothing",
-            "one heap for all streams",
-            "moving pages",
-            "virtual memory",
-        ];
-        let mut table = "| trace | live at the peak | lastref | a heap for each stream | pages that stay | segments |\n\
-                         |---|---:|---:|---:|---:|---:|\n"
+        let builds = ["nothing", "moving pages", "virtual memory"];
+        let mut table = "| trace | live at the peak | lastref | pages that stay | segments |\n\
+                         |---|---:|---:|---:|---:|\n"
             .to_owned();
-        let mut complete = [0; 4];
+        let mut complete = [0; 3];
         let traces = self.reports("nothing", "given")?;
         for (at, trace) in traces.iter().enumerate() {
             let live = number(trace, "peak_live_bytes")?;

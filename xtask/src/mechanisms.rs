@@ -1,32 +1,33 @@
 //! What each mechanism of the allocator buys: `cargo xtask bench mechanisms`.
 //!
-//! `bench/mechanisms.json` lists them, each with what switches it off: a setting, an option of `lastref
-//! replay`, or edits of the sources. The allocator is not made more complicated by switches that nobody but
-//! this needs: edits are made in a copy, one mechanism at a time, and the copy is built. Then every trace is
-//! replayed, on an ample device and on the smallest.
+//! `bench/mechanisms/list.json` lists them, each with what switches it off: a setting, or edits of the sources.
+//! The allocator is not made more complicated by switches that nobody but this needs: edits are made in a
+//! copy, one mechanism at a time, and the copy is built. Then every trace is replayed, on an ample device and
+//! on the smallest; made-up ones only with every mechanism on.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::command::to_stderr;
+use crate::command::{command, to_stderr};
 use crate::mutants::copy_sources;
 use crate::rules;
-use crate::traces::{self, Lastref};
+use crate::traces;
 use crate::workspace::Workspace;
 
-const LIST: &str = "bench/mechanisms.json";
+const PROGRAM: &str = "bench/mechanisms";
+const LIST: &str = "bench/mechanisms/list.json";
 
 /// One that is switched off; the first entry of the list switches off nothing.
 struct Mechanism {
     name: String,
     /// What the allocator does without it.
     does: String,
+    /// For `LASTREF_ALLOC_CONF`.
     settings: String,
-    options: Vec<String>,
     edits: Vec<Edit>,
 }
 
@@ -113,54 +114,28 @@ impl Summary {
 
 /// Prints what it is at. For every mechanism, or those with `part` in their name, the reports of every trace without it.
 pub(crate) fn measure(workspace: &Workspace, part: Option<&str>) -> Result<Value> {
-    traces::build(workspace)?;
     let copy = workspace.target.join("mechanisms");
     copy_sources(&workspace.root, &copy)?;
-    let (given, made_up) = (traces::all(workspace)?, traces::made_up(workspace)?);
+    let traces = traces::all(workspace)?;
     let mut found = Vec::new();
     for mechanism in list(workspace)? {
         if part.is_some_and(|part| !mechanism.name.contains(part)) {
             continue;
         }
         println!("    without {}: {}", mechanism.name, mechanism.does);
-        let mut lastref = Lastref::built(workspace);
-        if !mechanism.edits.is_empty() {
-            lastref.program = mechanism.build(&copy)?;
-        }
-        lastref.settings.clone_from(&mechanism.settings);
-        lastref.options.clone_from(&mechanism.options);
-        let reports = |list: &[PathBuf]| -> Result<Vec<Value>> {
-            let measured = list.iter().map(|trace| {
-                traces::measure_with(&lastref, workspace, trace, true).map(|report| kept(&report))
-            });
-            measured.collect()
-        };
-        let context = || format!("without {}", mechanism.name);
-        found.push(json!({
-            "name": mechanism.name,
-            "does": mechanism.does,
-            "given": reports(&given).with_context(context)?,
-            "made_up": reports(&made_up).with_context(context)?,
-        }));
+        let is_whole = mechanism.edits.is_empty() && mechanism.settings.is_empty();
+        let reports = command(workspace, mechanism.build(&copy)?)
+            .env("LASTREF_ALLOC_CONF", &mechanism.settings)
+            .args(is_whole.then_some("--made-up"))
+            .args(&traces)
+            .quiet_stdout()
+            .with_context(|| format!("without {}", mechanism.name))?;
+        let mut entry: Value = serde_json::from_str(&reports)?;
+        entry["name"] = mechanism.name.into();
+        entry["does"] = mechanism.does.into();
+        found.push(entry);
     }
     Ok(Value::Array(found))
-}
-
-/// What is kept of a report, with as many digits as say something.
-fn kept(report: &Value) -> Value {
-    let rounded = |field: &str, digits: f64| {
-        let value = report[field].as_f64();
-        json!(value.map(|value| (value * digits).round() / digits))
-    };
-    json!({
-        "trace": report["trace"],
-        "operations": report["operations"],
-        "peak_live_bytes": report["peak_live_bytes"],
-        "reserved_over_live": rounded("reserved_over_live", 1e5),
-        "smallest_over_live": rounded("smallest_over_live", 1e5),
-        "device_microseconds": rounded("device_microseconds", 1.0),
-        "nanoseconds_per_operation": rounded("nanoseconds_per_operation", 10.0),
-    })
 }
 
 fn list(workspace: &Workspace) -> Result<Vec<Mechanism>> {
@@ -185,14 +160,10 @@ impl Mechanism {
                 to: text(&edit, "to")?,
             })
         });
-        let options = each("options").into_iter();
         Ok(Self {
             name: text(entry, "name")?,
             does: text(entry, "does")?,
             settings: entry["settings"].as_str().unwrap_or_default().to_owned(),
-            options: options
-                .filter_map(|option| Some(option.as_str()?.to_owned()))
-                .collect(),
             edits: edits.collect::<Result<_>>()?,
         })
     }
@@ -210,7 +181,14 @@ impl Mechanism {
         }
         let built = Command::new("cargo")
             .current_dir(copy)
-            .args(["build", "--release", "--quiet", "--package", "lastref-cli"])
+            .args([
+                "build",
+                "--release",
+                "--quiet",
+                "--locked",
+                "--manifest-path",
+            ])
+            .arg(Path::new(PROGRAM).join("Cargo.toml"))
             .env("CARGO_TARGET_DIR", copy.join("target"))
             // Warnings of what an edit leaves unused are no news.
             .env("RUSTFLAGS", "--cap-lints allow")
@@ -222,7 +200,7 @@ impl Mechanism {
         }
         let built = built.context("cannot start cargo")?;
         ensure!(built.success(), "without {} it does not compile", self.name);
-        Ok(copy.join("target/release/lastref"))
+        Ok(copy.join("target/release/lastref-bench-mechanisms"))
     }
 }
 

@@ -85,6 +85,7 @@ pub(crate) fn copy_sources(root: &Path, copy: &Path) -> Result<()> {
             "ls-files",
             "Cargo.*",
             "clippy.toml",
+            "bench/mechanisms",
             "crates",
             "python",
             "xtask",

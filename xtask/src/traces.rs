@@ -44,7 +44,7 @@ pub(crate) fn all(workspace: &Workspace) -> Result<Vec<PathBuf>> {
 }
 
 /// A trace's file name without its ending; the whole name of what is no trace.
-pub(crate) fn name(path: &Path) -> String {
+fn name(path: &Path) -> String {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     file.strip_suffix(".csv.gz")
         .or_else(|| file.strip_suffix(".csv"))
@@ -60,40 +60,19 @@ pub(crate) fn build(workspace: &Workspace) -> Result<()> {
         .map(drop)
 }
 
-/// A build of the command, and what it is told besides.
-#[derive(Debug)]
-pub(crate) struct Lastref {
-    pub(crate) program: PathBuf,
-    /// For `LASTREF_ALLOC_CONF`.
-    pub(crate) settings: String,
-    pub(crate) options: Vec<String>,
-}
-
-impl Lastref {
-    /// The one of [`build`].
-    pub(crate) fn built(workspace: &Workspace) -> Self {
-        Self {
-            program: workspace.target.join("release/lastref"),
-            settings: String::new(),
-            options: Vec::new(),
-        }
-    }
-
-    fn replay(&self, workspace: &Workspace, trace: &Path, options: &[&str]) -> Result<Value> {
-        let report = command(workspace, &self.program)
-            .env("LASTREF_ALLOC_CONF", &self.settings)
-            .args(["replay", "--json"])
-            .args(&self.options)
-            .args(options)
-            .args([trace])
-            .quiet_stdout()?;
-        serde_json::from_str(&report)
-            .with_context(|| format!("`lastref replay --json` printed no JSON: {report}"))
-    }
+/// Replays one trace with [`build`]'s command.
+fn replay(workspace: &Workspace, trace: &Path, options: &[&str]) -> Result<Value> {
+    let report = command(workspace, workspace.target.join("release/lastref"))
+        .args(["replay", "--json"])
+        .args(options)
+        .args([trace])
+        .quiet_stdout()?;
+    serde_json::from_str(&report)
+        .with_context(|| format!("`lastref replay --json` printed no JSON: {report}"))
 }
 
 /// Made-up traces, one of each kind that `lastref generate` knows.
-pub(crate) fn made_up(workspace: &Workspace) -> Result<Vec<PathBuf>> {
+fn made_up(workspace: &Workspace) -> Result<Vec<PathBuf>> {
     let folder = workspace.target.join("made-up");
     fs::create_dir_all(&folder)?;
     let generate =
@@ -123,9 +102,8 @@ pub(crate) fn verify(workspace: &Workspace) -> Result<()> {
         "reserved over live", "full size", "1:64"
     );
     for trace in all(workspace)? {
-        let lastref = Lastref::built(workspace);
-        let full = lastref.replay(workspace, &trace, &["--verify"])?;
-        let scaled = lastref.replay(workspace, &trace, &["--verify", "--scale", "64"])?;
+        let full = replay(workspace, &trace, &["--verify"])?;
+        let scaled = replay(workspace, &trace, &["--verify", "--scale", "64"])?;
         let ratio = number(&full, "reserved_over_live")?;
         println!(
             "    {:<32} {ratio:>12.4} {:>12.4}",
@@ -205,21 +183,11 @@ pub(crate) fn bench(workspace: &Workspace, traces: &[PathBuf], options: Options)
 }
 
 /// The report of one trace, under its name: on an ample device, and with `smallest` also the smallest device.
-pub(crate) fn measure(workspace: &Workspace, trace: &Path, smallest: bool) -> Result<Value> {
-    measure_with(&Lastref::built(workspace), workspace, trace, smallest)
-}
-
-/// As [`measure`], with another build or other settings.
-pub(crate) fn measure_with(
-    lastref: &Lastref,
-    workspace: &Workspace,
-    trace: &Path,
-    smallest: bool,
-) -> Result<Value> {
-    let mut report = lastref.replay(workspace, trace, &[])?;
+fn measure(workspace: &Workspace, trace: &Path, smallest: bool) -> Result<Value> {
+    let mut report = replay(workspace, trace, &[])?;
     report["trace"] = name(trace).into();
     if smallest {
-        let found = lastref.replay(workspace, trace, &["--smallest"])?;
+        let found = replay(workspace, trace, &["--smallest"])?;
         report["smallest_over_live"] = number(&found, "smallest_over_live")?.into();
     }
     Ok(report)
