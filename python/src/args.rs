@@ -4,7 +4,7 @@ use lastref::{DType, Scalar};
 use pyo3::exceptions::{PyOverflowError, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PySequence, PyString, PyTuple};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::error::{Failure, Outcome};
 
@@ -48,7 +48,11 @@ pub(crate) fn ints(call: &str, object: &Bound<'_, PyAny>) -> PyResult<Dims> {
 /// The ints of arguments that may be given one by one or as one sequence: `f(2, 3)`, `f((2, 3))`.
 pub(crate) fn dims(call: &str, args: &Bound<'_, PyTuple>) -> PyResult<Dims> {
     if args.len() == 1 {
-        let only = args.get_item(0)?;
+        let only = args.get_borrowed_item(0)?;
+        // What is asked for most, without the detours of the rest.
+        if only.is_exact_instance_of::<PyInt>() {
+            return Ok(smallvec![int(call, &only)?]);
+        }
         if !only.is_instance_of::<PyInt>() && only.cast::<PySequence>().is_ok() {
             return ints(call, &only);
         }

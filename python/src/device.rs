@@ -2,6 +2,7 @@
 
 use lastref::{Device, cuda};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyType};
 
@@ -76,7 +77,13 @@ impl<'py> FromPyObject<'_, 'py> for PyDevice {
 
     /// A device, its name, or the index of a CUDA device.
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(device) = object.cast::<Self>() {
+        // The name as it is in nearly all programs: compilers make one object of it.
+        if object.is(intern!(object.py(), "cuda")) {
+            Ok(Self {
+                cuda: true,
+                index: None,
+            })
+        } else if let Ok(device) = object.cast::<Self>() {
             Ok(*device.get())
         } else if let Ok(name) = object.cast::<PyString>() {
             Self::parse(&name.to_cow()?)

@@ -173,6 +173,8 @@ def test_device_objects() -> None:
     assert device != "cuda:1"
     assert len({device, torch.device(1), torch.device("cpu")}) == 2
     assert torch.device("cuda").index is None
+    # A name that was put together while the program ran is another object of the same text.
+    assert torch.device("".join(["cu", "da"])) == torch.device("cuda")
     assert pickle.loads(pickle.dumps(device)) == device
     assert torch.zeros(1, device="cuda").device == torch.device("cuda:0")
     with torch.cuda.device(1):

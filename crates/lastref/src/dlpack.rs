@@ -148,7 +148,7 @@ fn checked_layout(shape: &[i64], strides: &[i64], dtype: DType) -> Result<Layout
             "negative stride {stride} in strides {strides:?}"
         )));
     }
-    Layout::contiguous("dlpack", shape, dtype.size())
+    Layout::contiguous("dlpack", Dims::from_slice(shape), dtype.size())
         .map_err(|error| Error::dlpack(error.to_string()))?;
     let layout = Layout {
         shape: Dims::from_slice(shape),

@@ -28,6 +28,10 @@ impl Shape {
     pub fn as_slice(&self) -> &[i64] {
         &self.0
     }
+
+    pub(crate) fn into_dims(self) -> Dims {
+        self.0
+    }
 }
 
 impl<const N: usize> From<[i64; N]> for Shape {
@@ -103,27 +107,23 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// The row-major layout of `shape`, for elements of `element_bytes`.
-    pub(crate) fn contiguous(
-        call: &'static str,
-        shape: &[i64],
-        element_bytes: u64,
-    ) -> Result<Self> {
+    pub(crate) fn contiguous(call: &'static str, shape: Dims, element_bytes: u64) -> Result<Self> {
         if let Some(size) = shape.iter().find(|size| **size < 0) {
             return Err(Error::shape(
                 call,
-                format!("negative size {size} in shape {shape:?}"),
+                format!("negative size {size} in shape {:?}", shape.as_slice()),
             ));
         }
         let overflow = || {
             Error::shape(
                 call,
-                format!("shape {shape:?} has more bytes than 2^63 - 1"),
+                format!("shape {:?} has more bytes than 2^63 - 1", shape.as_slice()),
             )
         };
         let mut strides = Dims::from_elem(1, shape.len());
         // Sizes of zero count as one, so that strides stay meaningful (torch does the same).
         let mut step = 1_i64;
-        for (stride, size) in strides.iter_mut().zip(shape).rev() {
+        for (stride, size) in strides.iter_mut().zip(&shape).rev() {
             *stride = step;
             step = step.checked_mul((*size).max(1)).ok_or_else(overflow)?;
         }
@@ -134,7 +134,7 @@ impl Layout {
             return Err(overflow());
         }
         Ok(Self {
-            shape: Dims::from_slice(shape),
+            shape,
             strides,
             offset: 0,
         })
@@ -214,7 +214,7 @@ impl Layout {
     pub(crate) fn view(&self, call: &'static str, shape: &[i64]) -> Result<Option<Self>> {
         let shape = self.infer(call, shape)?;
         if self.shape.contains(&0) {
-            let mut layout = Self::contiguous(call, &shape, 1)?;
+            let mut layout = Self::contiguous(call, shape, 1)?;
             layout.offset = self.offset;
             return Ok(Some(layout));
         }
@@ -507,7 +507,7 @@ impl Layout {
             }
         }
         // Invariant 2; 8 is the largest element.
-        Self::contiguous(call, &layout.shape, 8)?;
+        Self::contiguous(call, layout.shape.clone(), 8)?;
         Ok(layout)
     }
 

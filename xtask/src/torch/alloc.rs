@@ -83,5 +83,7 @@ fn base(workspace: &Workspace, torch: &str) -> Result<PathBuf> {
             VERSIONS.join(", ")
         );
     }
-    Ok(folder.to_path_buf())
+    folder
+        .canonicalize()
+        .with_context(|| format!("cannot find {torch}"))
 }

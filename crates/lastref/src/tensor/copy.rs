@@ -216,7 +216,7 @@ impl Tensor {
 
     #[cfg_attr(feature = "holders", track_caller)]
     fn empty_like(&self, call: &'static str, device: Device, dtype: DType) -> Result<Self> {
-        create::new(call, &Shape::from(self.shape()), dtype, device)
+        create::new(call, Shape::from(self.shape()), dtype, device)
     }
 
     /// That no element of this tensor is reached twice, so that writing it has one meaning.

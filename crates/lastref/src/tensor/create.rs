@@ -76,7 +76,7 @@ impl Tensor {
         let options = options.into();
         new(
             "empty",
-            &shape.into(),
+            shape.into(),
             options.dtype.unwrap_or_default(),
             options.device,
         )
@@ -102,7 +102,7 @@ impl Tensor {
         let options = options.into();
         let tensor = new(
             "zeros",
-            &shape.into(),
+            shape.into(),
             options.dtype.unwrap_or_default(),
             options.device,
         )?;
@@ -132,7 +132,7 @@ impl Tensor {
         let options = options.into();
         filled(
             "ones",
-            &shape.into(),
+            shape.into(),
             Scalar::Int(1),
             options.dtype.unwrap_or_default(),
             options.device,
@@ -170,7 +170,7 @@ impl Tensor {
         let (value, options) = (value.into(), options.into());
         filled(
             "full",
-            &shape.into(),
+            shape.into(),
             value,
             options.dtype.unwrap_or(value.default_dtype()),
             options.device,
@@ -250,7 +250,7 @@ impl Tensor {
         let dtype = options
             .dtype
             .unwrap_or(if floats { DType::F32 } else { DType::I64 });
-        let host = new(call, &[len].into(), dtype, Device::Cpu)?;
+        let host = new(call, [len].into(), dtype, Device::Cpu)?;
         if let Some(memory) = host.storage.host() {
             let size = length(dtype.size());
             let mut bytes = memory.write(0..memory.len());
@@ -290,7 +290,7 @@ impl Tensor {
     ) -> Result<Self> {
         let options = options.into();
         let shape = shape.into();
-        let layout = Layout::contiguous("from_slice", shape.as_slice(), T::DTYPE.size())?;
+        let layout = Layout::contiguous("from_slice", shape.clone().into_dims(), T::DTYPE.size())?;
         if layout.numel() != count(data.len()) {
             return Err(Error::shape(
                 "from_slice",
@@ -302,7 +302,7 @@ impl Tensor {
                 ),
             ));
         }
-        let host = new("from_slice", &shape, T::DTYPE, Device::Cpu)?;
+        let host = new("from_slice", shape, T::DTYPE, Device::Cpu)?;
         if let Some(memory) = host.storage.host() {
             let mut bytes = memory.write(0..memory.len());
             for (value, place) in data.iter().zip(bytes.chunks_exact_mut(size_of::<T>())) {
@@ -320,7 +320,7 @@ impl Tensor {
     #[cfg_attr(feature = "holders", track_caller)]
     pub fn from_bytes(bytes: &[u8], dtype: DType, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
-        let layout = Layout::contiguous("from_bytes", shape.as_slice(), dtype.size())?;
+        let layout = Layout::contiguous("from_bytes", shape.clone().into_dims(), dtype.size())?;
         let expected = unsigned(layout.numel()) * dtype.size();
         if expected != bytes.len() as u64 {
             return Err(Error::shape(
@@ -332,7 +332,7 @@ impl Tensor {
                 ),
             ));
         }
-        let host = new("from_bytes", &shape, dtype, Device::Cpu)?;
+        let host = new("from_bytes", shape, dtype, Device::Cpu)?;
         if let Some(memory) = host.storage.host() {
             memory.write(0..memory.len()).copy_from_slice(bytes);
         }
@@ -344,11 +344,11 @@ impl Tensor {
 #[cfg_attr(feature = "holders", track_caller)]
 pub(crate) fn new(
     call: &'static str,
-    shape: &Shape,
+    shape: Shape,
     dtype: DType,
     device: Device,
 ) -> Result<Tensor> {
-    let layout = Layout::contiguous(call, shape.as_slice(), dtype.size())?;
+    let layout = Layout::contiguous(call, shape.into_dims(), dtype.size())?;
     let bytes = unsigned(layout.numel()) * dtype.size();
     let storage = Storage::new(call, device, bytes)?;
     Ok(Tensor::from_parts(storage, layout, dtype))
@@ -357,7 +357,7 @@ pub(crate) fn new(
 #[cfg_attr(feature = "holders", track_caller)]
 fn filled(
     call: &'static str,
-    shape: &Shape,
+    shape: Shape,
     value: Scalar,
     dtype: DType,
     device: Device,
