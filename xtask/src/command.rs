@@ -24,6 +24,21 @@ pub(crate) fn cargo(workspace: &Workspace) -> Command {
     command
 }
 
+/// Runs `body` with everything that it and its children write to standard output going to standard error
+/// instead, so that a program can read what comes after.
+///
+/// # Errors
+///
+/// `body`'s, or that the streams cannot be exchanged.
+pub(crate) fn to_stderr<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    use rustix::stdio::{dup2_stdout, stderr, stdout};
+    let saved = rustix::io::dup(stdout()).context("cannot keep standard output")?;
+    dup2_stdout(stderr()).context("cannot redirect standard output")?;
+    let result = body();
+    dup2_stdout(&saved).context("cannot restore standard output")?;
+    result
+}
+
 /// Any other program.
 pub(crate) fn command(workspace: &Workspace, program: impl AsRef<OsStr>) -> Command {
     let program = program.as_ref();

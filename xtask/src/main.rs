@@ -9,6 +9,9 @@
 //! | [`rules`] | what the sources must obey: arrows between crates, unsafe files, text |
 //! | [`python`] | the environment of our own, the wheel, the Python tests |
 //! | [`torch`] | real PyTorch: installations in a cache, the tests on them, the class that the shim wraps |
+//! | [`instructions`] | instructions that the hot paths take, and their limits |
+//! | [`mechanisms`] | the allocator with one mechanism gone at a time, on traces |
+//! | [`measured`] | the numbers and charts in the documents, written by the measurements |
 //! | [`traces`] | where allocation traces are, and what replaying them must give |
 //!
 //! Nothing here is shared with the shipped crates: xtask calls what a user would call.
@@ -19,6 +22,9 @@
 )]
 
 mod command;
+mod instructions;
+mod measured;
+mod mechanisms;
 mod mutants;
 mod python;
 mod rules;
@@ -34,7 +40,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::command::cargo;
+use crate::command::{Command, cargo};
+use crate::python::Environment;
 use crate::steps::Steps;
 use crate::workspace::Workspace;
 
@@ -66,6 +73,12 @@ enum Task {
         /// Print the reports as JSON instead
         #[arg(long)]
         json: bool,
+        /// Replay made-up traces too
+        #[arg(long)]
+        made_up: bool,
+        /// Find the smallest device of each, too
+        #[arg(long)]
+        smallest: bool,
         /// The traces to replay [default: all there are]
         traces: Vec<PathBuf>,
     },
@@ -107,8 +120,34 @@ enum Comparison {
         /// Print JSON instead
         #[arg(long)]
         json: bool,
-        /// Traces to replay too [default: with --torch all there are]
+        /// Leave out the row that needs the Python package
+        #[arg(long, conflicts_with = "torch")]
+        no_python: bool,
+        /// The traces to replay too [default: all there are]
         traces: Vec<PathBuf>,
+    },
+    /// Instructions that the hot paths take, against their limits; under valgrind
+    Instructions {
+        /// Make what is counted now the limits
+        #[arg(long)]
+        renew: bool,
+    },
+    /// The allocator with one mechanism gone at a time, on every trace
+    Mechanisms {
+        /// Print JSON instead
+        #[arg(long)]
+        json: bool,
+        /// Only those with this in their name
+        part: Option<String>,
+    },
+    /// Measure, and rewrite the numbers and the charts in the documents
+    Docs {
+        /// What to measure [default: everything]
+        #[arg(value_enum)]
+        parts: Vec<measured::Part>,
+        /// Measure nothing, and rewrite from what was measured last
+        #[arg(long, conflicts_with = "parts")]
+        draw: bool,
     },
 }
 
@@ -133,8 +172,17 @@ fn run(task: Task) -> Result<()> {
         Task::Bench {
             of: None,
             json,
+            made_up,
+            smallest,
             traces,
-        } => traces::bench(&workspace, &traces, json),
+        } => {
+            let options = traces::Options {
+                json,
+                made_up,
+                smallest,
+            };
+            traces::bench(&workspace, &traces, options)
+        }
         Task::Bench {
             of: Some(Comparison::Gc { json, row }),
             ..
@@ -145,6 +193,7 @@ fn run(task: Task) -> Result<()> {
                     torch: Some(torch),
                     json,
                     traces,
+                    ..
                 }),
             ..
         } => torch::alloc::bench(&workspace, &torch, &traces, json),
@@ -153,10 +202,23 @@ fn run(task: Task) -> Result<()> {
                 Some(Comparison::Alloc {
                     torch: None,
                     json,
+                    no_python,
                     traces,
                 }),
             ..
-        } => compare(&workspace, "alloc", json, traces),
+        } => alloc(&workspace, json, !no_python, traces),
+        Task::Bench {
+            of: Some(Comparison::Instructions { renew }),
+            ..
+        } => instructions::check(&workspace, renew),
+        Task::Bench {
+            of: Some(Comparison::Mechanisms { json, part }),
+            ..
+        } => mechanisms::bench(&workspace, json, part.as_deref()),
+        Task::Bench {
+            of: Some(Comparison::Docs { parts, draw }),
+            ..
+        } => measured::write(&workspace, &parts, draw),
         Task::Bench {
             of: Some(Comparison::Torch),
             ..
@@ -168,6 +230,30 @@ fn run(task: Task) -> Result<()> {
     }
 }
 
+/// The allocator beside others, on all traces if none is named.
+fn alloc(workspace: &Workspace, json: bool, python: bool, traces: Vec<PathBuf>) -> Result<()> {
+    let arguments = alloc_arguments(workspace, python, traces)?;
+    compare(workspace, "alloc", json, arguments)
+}
+
+/// What the benchmark is told. Builds and installs the Python package first, if that is to be measured.
+fn alloc_arguments(
+    workspace: &Workspace,
+    python: bool,
+    traces: Vec<PathBuf>,
+) -> Result<Vec<PathBuf>> {
+    let mut arguments = Vec::new();
+    if python {
+        let python = command::to_stderr(|| Environment::with_release(workspace))?;
+        arguments.extend(["--python".into(), python]);
+    }
+    if traces.is_empty() {
+        arguments.extend(traces::all(workspace)?);
+    }
+    arguments.extend(traces);
+    Ok(arguments)
+}
+
 /// Builds and runs one of the workspaces under `bench/`, whose target folder lies in ours.
 fn compare(
     workspace: &Workspace,
@@ -175,18 +261,27 @@ fn compare(
     json: bool,
     arguments: impl IntoIterator<Item = PathBuf>,
 ) -> Result<()> {
-    let bench = cargo(workspace)
-        .args(["run", "--release", "--quiet", "--locked"])
-        .args(["--manifest-path", &format!("bench/{name}/Cargo.toml")])
-        .args(["--target-dir"])
-        .args([workspace.target.join(format!("bench-{name}"))])
-        .args(["--"])
-        .args(json.then_some("--json"))
-        .args(arguments);
+    let bench = comparison(workspace, name, json, arguments);
     if json {
         print!("{}", bench.quiet_stdout()?);
         Ok(())
     } else {
         bench.run()
     }
+}
+
+fn comparison(
+    workspace: &Workspace,
+    name: &str,
+    json: bool,
+    arguments: impl IntoIterator<Item = PathBuf>,
+) -> Command {
+    cargo(workspace)
+        .args(["run", "--release", "--quiet", "--locked"])
+        .args(["--manifest-path", &format!("bench/{name}/Cargo.toml")])
+        .args(["--target-dir"])
+        .args([workspace.target.join(format!("bench-{name}"))])
+        .args(["--"])
+        .args(json.then_some("--json"))
+        .args(arguments)
 }

@@ -79,12 +79,13 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
 }
 
 /// Copies what git knows of.
-fn copy_sources(root: &Path, copy: &Path) -> Result<()> {
+pub(crate) fn copy_sources(root: &Path, copy: &Path) -> Result<()> {
     let listed = Command::new("git")
         .args([
             "ls-files",
             "Cargo.*",
             "clippy.toml",
+            "bench/mechanisms",
             "crates",
             "python",
             "xtask",

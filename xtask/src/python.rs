@@ -108,6 +108,14 @@ impl Environment {
         Ok(environment)
     }
 
+    /// An environment with the wheel as it is shipped and nothing else; returns its Python.
+    pub(crate) fn with_release(workspace: &Workspace) -> Result<PathBuf> {
+        let wheel = Self::for_tests(workspace)?.build_wheel(workspace, Profile::Release)?;
+        let environment = Self::create_in(workspace, &workspace.target.join("venv-bench"))?;
+        environment.install(workspace, &wheel)?;
+        Ok(environment.bin("python"))
+    }
+
     fn create(&self, workspace: &Workspace) -> Result<()> {
         command(workspace, interpreter(workspace)?)
             .args(["-m", "venv", "--clear"])

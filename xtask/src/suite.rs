@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::command::{cargo, command};
+use crate::instructions;
 use crate::python::{Environment, Profile};
 use crate::rules;
 use crate::steps::Steps;
@@ -248,12 +249,17 @@ fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
     })?;
     torch::test(workspace, steps)?;
     if command(workspace, "valgrind").args(["--version"]).works() {
-        steps.step("valgrind on the first example", || valgrind(workspace))
+        steps.step("valgrind on the first example", || valgrind(workspace))?;
+        steps.step("instructions of the hot paths", || {
+            instructions::check(workspace, false)
+        })
     } else {
-        steps.skip(
+        for name in [
             "valgrind on the first example",
-            "needs valgrind (`apt-get install valgrind`)",
-        );
+            "instructions of the hot paths",
+        ] {
+            steps.skip(name, "needs valgrind (`apt-get install valgrind`)");
+        }
         Ok(())
     }
 }

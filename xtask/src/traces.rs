@@ -71,7 +71,24 @@ fn replay(workspace: &Workspace, trace: &Path, options: &[&str]) -> Result<Value
         .with_context(|| format!("`lastref replay --json` printed no JSON: {report}"))
 }
 
-fn number(report: &Value, field: &str) -> Result<f64> {
+/// Made-up traces, one of each kind that `lastref generate` knows.
+fn made_up(workspace: &Workspace) -> Result<Vec<PathBuf>> {
+    let folder = workspace.target.join("made-up");
+    fs::create_dir_all(&folder)?;
+    let generate =
+        || command(workspace, workspace.target.join("release/lastref")).args(["generate"]);
+    let kinds = generate().quiet_stdout()?;
+    let kinds = kinds.lines().filter_map(|line| line.split(' ').next());
+    kinds
+        .map(|kind| {
+            let trace = folder.join(kind).with_extension("csv");
+            fs::write(&trace, generate().args([kind]).quiet_stdout()?)?;
+            Ok(trace)
+        })
+        .collect()
+}
+
+pub(crate) fn number(report: &Value, field: &str) -> Result<f64> {
     report[field]
         .as_f64()
         .with_context(|| format!("the report has no number `{field}`: {report}"))
@@ -103,43 +120,58 @@ pub(crate) fn verify(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
+/// What [`bench`] is to do.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Options {
+    /// Print JSON.
+    pub(crate) json: bool,
+    /// Made-up traces too.
+    pub(crate) made_up: bool,
+    /// Find the smallest device of each.
+    pub(crate) smallest: bool,
+}
+
 /// Replays traces and prints one table, or the reports as JSON.
-pub(crate) fn bench(workspace: &Workspace, traces: &[PathBuf], json: bool) -> Result<()> {
+pub(crate) fn bench(workspace: &Workspace, traces: &[PathBuf], options: Options) -> Result<()> {
     build(workspace)?;
-    let traces = if traces.is_empty() {
+    let mut traces = if traces.is_empty() {
         all(workspace)?
     } else {
         traces.to_vec()
     };
-    if !json {
+    if options.made_up {
+        traces.extend(made_up(workspace)?);
+    }
+    if !options.json {
         println!(
-            "{:<32} {:>10} {:>10} {:>10} {:>12} {:>10} {:>8}",
-            "trace", "operations", "peak live", "reserved", "device", "device", "host"
+            "{:<32} {:>10} {:>10} {:>10} {:>10} {:>12} {:>10} {:>8}",
+            "trace", "operations", "peak live", "reserved", "smallest", "device", "device", "host"
         );
         println!(
-            "{:<32} {:>10} {:>10} {:>10} {:>12} {:>10} {:>8}",
-            "", "", "GiB", "over live", "allocations", "ms", "ns/op"
+            "{:<32} {:>10} {:>10} {:>10} {:>10} {:>12} {:>10} {:>8}",
+            "", "", "GiB", "over live", "over live", "allocations", "ms", "ns/op"
         );
     }
     let mut reports = Vec::new();
     for trace in &traces {
-        let mut report = replay(workspace, trace, &[])?;
-        if !json {
+        let report = measure(workspace, trace, options.smallest)?;
+        if !options.json {
+            let smallest = report["smallest_over_live"].as_f64();
             println!(
-                "{:<32} {:>10.0} {:>10.2} {:>10.4} {:>12.0} {:>10.1} {:>8.1}",
+                "{:<32} {:>10.0} {:>10.2} {:>10.4} {:>10} {:>12.0} {:>10.1} {:>8.1}",
                 name(trace),
                 number(&report, "operations")?,
                 number(&report, "peak_live_bytes")? / f64::from(1 << 30),
                 number(&report, "reserved_over_live")?,
+                smallest.map_or_else(String::new, |ratio| format!("{ratio:.4}")),
                 number(&report, "device_allocations")?,
                 number(&report, "device_microseconds")? / 1e3,
                 number(&report, "nanoseconds_per_operation")?,
             );
         }
-        report["trace"] = name(trace).into();
         reports.push(report);
     }
-    if json {
+    if options.json {
         println!("{:#}", Value::Array(reports));
     } else {
         println!(
@@ -148,4 +180,15 @@ pub(crate) fn bench(workspace: &Workspace, traces: &[PathBuf], json: bool) -> Re
         );
     }
     Ok(())
+}
+
+/// The report of one trace, under its name: on an ample device, and with `smallest` also the smallest device.
+fn measure(workspace: &Workspace, trace: &Path, smallest: bool) -> Result<Value> {
+    let mut report = replay(workspace, trace, &[])?;
+    report["trace"] = name(trace).into();
+    if smallest {
+        let found = replay(workspace, trace, &["--smallest"])?;
+        report["smallest_over_live"] = number(&found, "smallest_over_live")?.into();
+    }
+    Ok(report)
 }

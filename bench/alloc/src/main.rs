@@ -1,183 +1,205 @@
 //! lastref's allocator beside others, in one run: `cargo xtask bench alloc [--json] [TRACE...]`.
 //!
-//! A row is measured in rounds; in each round every implementation has its turn, beginning with
-//! another one each time, so that whatever else the machine does meets them all. A result is the
-//! median of the rounds. Times are host time on a simulated device: the device's own are left out.
+//! What is measured, and how, is in the crate `lastref-bench`; here are more peers and more rows. With
+//! `--python PROGRAM`, a Python that has lastref installed, its `empty` is a row too.
 
 mod peers;
-mod work;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use lastref_alloc::CachingAllocator;
+use lastref_alloc::replay::{ReplayOptions, replay};
+use lastref_alloc::sim::{SimDevice, SimOptions};
+use lastref_bench::{Lastref, Limits, Measured, Measures, Mimalloc, Peer, Work, work};
 use lastref_snapshot::trace::Trace;
 use serde_json::{Value, json};
 
-use peers::{Lastref, Mimalloc, Offset, Ordered, Peer};
+use peers::{Offset, Ordered};
 
-const ROUNDS: usize = 5;
-const SIZES: [u64; 9] = [
-    512,
-    4 << 10,
-    64 << 10,
-    128 << 10,
-    256 << 10,
-    1 << 20,
-    4 << 20,
-    16 << 20,
-    64 << 20,
-];
-const THREADS: [usize; 3] = [1, 2, 4];
+const LIMITS: Limits = Limits {
+    rounds: 5,
+    time: Duration::from_secs(300),
+};
+const PEERS: [&str; 4] = [Lastref::NAME, Mimalloc::NAME, Offset::NAME, Ordered::NAME];
+/// The device of a replay, or twice the peak of live bytes.
+const REPLAY_CAPACITY: u64 = 80 << 30;
 
-/// What every peer took for one work, in nanoseconds: the median of the rounds.
-type Row = BTreeMap<&'static str, f64>;
-type Measure<'a> = (&'static str, Box<dyn Fn() -> f64 + 'a>);
+/// A row of the table.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Row {
+    Work(Work),
+    HandOver,
+    PythonEmpty,
+    Replay(String),
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Work(work) => work.fmt(f),
+            Self::HandOver => f.write_str("1 MiB, from stream to stream"),
+            Self::PythonEmpty => f.write_str("Python: lastref.empty(1024), and drop"),
+            Self::Replay(trace) => write!(f, "operation of {trace}"),
+        }
+    }
+}
+
+type Key = (Row, &'static str);
 
 fn main() -> Result<()> {
-    let mut json = false;
-    let mut traces = Vec::new();
-    for argument in std::env::args().skip(1) {
+    let (mut as_json, mut python, mut traces) = (false, None, Vec::new());
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--json" => json = true,
-            flag if flag.starts_with('-') => bail!("unknown flag {flag}, there is --json"),
+            "--json" => as_json = true,
+            "--python" => python = Some(arguments.next().context("--python names a program")?),
+            flag if flag.starts_with('-') => {
+                bail!("unknown flag {flag}, there are --json and --python")
+            }
             path => traces.push(PathBuf::from(path)),
         }
     }
-    let results = measure(&traces)?;
-    if json {
-        println!("{:#}", results.json());
+    let traces: Vec<(String, Trace)> = traces
+        .iter()
+        .map(|path| read(path))
+        .collect::<Result<_>>()?;
+
+    let mut measures = Measures::new();
+    for work in Work::all() {
+        add::<Lastref>(&mut measures, work);
+        add::<Mimalloc>(&mut measures, work);
+        add::<Offset>(&mut measures, work);
+        add::<Ordered>(&mut measures, work);
+    }
+    measures.add((Row::HandOver, Lastref::NAME), || Ok(work::hand_over()?));
+    if let Some(python) = &python {
+        measures.add((Row::PythonEmpty, Lastref::NAME), || python_empty(python));
+    }
+    for (name, trace) in &traces {
+        let key = (Row::Replay(name.clone()), Lastref::NAME);
+        measures.add(key, || replayed(trace).with_context(|| name.clone()));
+    }
+    let measured = measures.run(LIMITS, |_| {})?;
+    if as_json {
+        println!("{:#}", json(&measured));
     } else {
-        results.print();
+        print(&measured);
     }
     Ok(())
 }
 
-struct Results {
-    hot: BTreeMap<u64, Row>,
-    churn: Row,
-    threads: BTreeMap<usize, Row>,
-    hand_over: Row,
-    replayed: BTreeMap<String, Row>,
+fn add<P: Peer>(measures: &mut Measures<'_, Key, anyhow::Error>, work: Work) {
+    let key = (Row::Work(work), P::NAME);
+    measures.add(key, move || Ok(work.measure::<P>()?));
 }
 
-macro_rules! everywhere {
-    ($work:ident $(, $argument:expr)?) => {
-        rotated(&[
-            (Lastref::NAME, Box::new(|| work::$work::<Lastref>($($argument)?))),
-            (Mimalloc::NAME, Box::new(|| work::$work::<Mimalloc>($($argument)?))),
-            (Offset::NAME, Box::new(|| work::$work::<Offset>($($argument)?))),
-            (Ordered::NAME, Box::new(|| work::$work::<Ordered>($($argument)?))),
-        ])
-    };
-}
-
-fn measure(traces: &[PathBuf]) -> Result<Results> {
-    let hot = SIZES.map(|bytes| (bytes, everywhere!(hot_pair, bytes)));
-    let threads = THREADS.map(|count| (count, everywhere!(threads, count)));
-    let mut replayed = BTreeMap::new();
-    for path in traces {
-        let trace = read(path)?;
-        let name = path.file_name().unwrap_or(path.as_os_str());
-        let name = name.to_string_lossy();
-        let name = name.split('.').next().unwrap_or(&name).to_owned();
-        let row = rotated(&[(Lastref::NAME, Box::new(|| work::replayed(&trace)))]);
-        replayed.insert(name, row);
-    }
-    Ok(Results {
-        hot: hot.into(),
-        churn: everywhere!(churn),
-        threads: threads.into(),
-        hand_over: rotated(&[(Lastref::NAME, Box::new(work::hand_over))]),
-        replayed,
-    })
-}
-
-fn read(path: &Path) -> Result<Trace> {
+fn read(path: &Path) -> Result<(String, Trace)> {
     let context = || format!("cannot read the trace {}", path.display());
-    let file = File::open(path).with_context(context)?;
-    Trace::read(file).with_context(context)
+    let trace = Trace::read(File::open(path).with_context(context)?).with_context(context)?;
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    let name = name.to_string_lossy();
+    Ok((name.split('.').next().unwrap_or(&name).to_owned(), trace))
 }
 
-/// Measures one row in rounds.
-fn rotated(measures: &[Measure<'_>]) -> Row {
-    let mut samples = vec![Vec::new(); measures.len()];
-    for round in 0..ROUNDS {
-        for turn in 0..measures.len() {
-            let at = (turn + round) % measures.len();
-            samples[at].push(measures[at].1());
-        }
+/// Nanoseconds an operation, device time apart.
+fn replayed(trace: &Trace) -> Result<f64> {
+    let capacity = (trace.peak_live_bytes() * 2).max(REPLAY_CAPACITY);
+    let allocator = CachingAllocator::new(SimDevice::new(SimOptions::new(capacity))?);
+    let report = replay(&allocator, trace, ReplayOptions::default())?;
+    ensure!(
+        report.out_of_memory.is_none(),
+        "out of memory on {capacity} bytes"
+    );
+    Ok(report.nanoseconds_per_operation())
+}
+
+/// Nanoseconds that Python takes for a tensor of 1024 numbers on the device, and for letting it go.
+fn python_empty(python: &str) -> Result<f64> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("empty.py");
+    let output = Command::new(python)
+        .arg(&script)
+        .env("LASTREF_SIM", "8GiB")
+        .env("PYTHONSAFEPATH", "1")
+        .output()
+        .with_context(|| format!("cannot start {python}"))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        output.status.success(),
+        "{python} {} ended with {}: {}",
+        script.display(),
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    said.trim()
+        .parse()
+        .with_context(|| format!("printed {said:?}"))
+}
+
+fn print(measured: &Measured<Key>) {
+    let mut rows: BTreeMap<&Row, BTreeMap<&str, f64>> = BTreeMap::new();
+    for ((row, peer), ns) in &measured.medians {
+        rows.entry(row).or_default().insert(peer, *ns);
     }
-    let medians = samples.into_iter().map(|mut samples| {
-        samples.sort_by(f64::total_cmp);
-        samples[ROUNDS / 2]
-    });
-    measures
+    println!(
+        "{:<44}{}",
+        format!("nanoseconds, medians of {} rounds", measured.rounds),
+        PEERS.map(|peer| format!("{peer:>18}")).concat()
+    );
+    for (row, by_peer) in rows {
+        let cells = PEERS.map(|peer| match by_peer.get(peer) {
+            Some(ns) => format!("{ns:>18.1}"),
+            None => format!("{:>18}", ""),
+        });
+        println!("{:<44}{}", row.to_string(), cells.concat());
+    }
+}
+
+fn json(measured: &Measured<Key>) -> Value {
+    let get = |row: Row, peer| measured.medians.get(&(row, peer)).copied();
+    let hot = |peer| {
+        let pairs = work::SIZES.map(|bytes| {
+            let ns = get(Row::Work(Work::HotPair(bytes)), peer);
+            (bytes.to_string(), json!(ns))
+        });
+        Value::Object(pairs.into_iter().collect())
+    };
+    let churn = |peer| get(Row::Work(Work::Churn), peer);
+    let threads = |peer| {
+        let pairs = work::THREADS.map(|count| {
+            let ns = get(Row::Work(Work::Threads(count)), peer);
+            (count.to_string(), json!(ns))
+        });
+        Value::Object(pairs.into_iter().collect())
+    };
+    let replayed = measured
+        .medians
         .iter()
-        .map(|(name, _)| *name)
-        .zip(medians)
-        .collect()
-}
-
-impl Results {
-    fn rows(&self) -> Vec<(String, &Row)> {
-        let size = |bytes: u64| match bytes {
-            0..1024 => format!("{bytes} B"),
-            1024..1_048_576 => format!("{} KiB", bytes >> 10),
-            _ => format!("{} MiB", bytes >> 20),
-        };
-        let hot = self.hot.iter();
-        let mut rows: Vec<_> = hot
-            .map(|(bytes, row)| (format!("hot pair, {}", size(*bytes)), row))
-            .collect();
-        rows.push(("1000 live, random sizes".to_owned(), &self.churn));
-        let threads = self.threads.iter();
-        rows.extend(
-            threads.map(|(count, row)| (format!("hot pair, {count} threads at once"), row)),
-        );
-        rows.push(("pair, from stream to stream".to_owned(), &self.hand_over));
-        let replayed = self.replayed.iter();
-        rows.extend(replayed.map(|(name, row)| (format!("operation of {name}"), row)));
-        rows
-    }
-
-    fn print(&self) {
-        let peers = [Lastref::NAME, Mimalloc::NAME, Offset::NAME, Ordered::NAME];
-        println!(
-            "{:<44}{}",
-            "nanoseconds",
-            peers.map(|peer| format!("{peer:>18}")).concat()
-        );
-        for (name, row) in self.rows() {
-            let cells = peers.map(|peer| match row.get(peer) {
-                Some(ns) => format!("{ns:>18.1}"),
-                None => format!("{:>18}", ""),
-            });
-            println!("{name:<44}{}", cells.concat());
-        }
-    }
-
-    fn json(&self) -> Value {
-        fn of<K: ToString>(rows: &BTreeMap<K, Row>, peer: &str) -> Value {
-            let pairs = rows
-                .iter()
-                .map(|(key, row)| (key.to_string(), json!(row.get(peer))));
-            Value::Object(pairs.collect())
-        }
-        json!({
-            "hot_pair_ns": of(&self.hot, Lastref::NAME),
-            "mimalloc_hot_ns": of(&self.hot, Mimalloc::NAME),
-            "offset_allocator_hot_ns": of(&self.hot, Offset::NAME),
-            "ordered_sets_hot_ns": of(&self.hot, Ordered::NAME),
-            "churn_1000_ns": self.churn.get(Lastref::NAME),
-            "mimalloc_churn_1000_ns": self.churn.get(Mimalloc::NAME),
-            "offset_allocator_churn_1000_ns": self.churn.get(Offset::NAME),
-            "ordered_sets_churn_1000_ns": self.churn.get(Ordered::NAME),
-            "threads_ns": of(&self.threads, Lastref::NAME),
-            "mimalloc_threads_ns": of(&self.threads, Mimalloc::NAME),
-            "hand_over_ns": self.hand_over.get(Lastref::NAME),
-            "replay_ns": of(&self.replayed, Lastref::NAME),
-        })
-    }
+        .filter_map(|((row, _), ns)| match row {
+            Row::Replay(trace) => Some((trace.clone(), json!(ns))),
+            _ => None,
+        });
+    json!({
+        "rounds": measured.rounds,
+        "hot_pair_ns": hot(Lastref::NAME),
+        "mimalloc_hot_ns": hot(Mimalloc::NAME),
+        "offset_allocator_hot_ns": hot(Offset::NAME),
+        "ordered_sets_hot_ns": hot(Ordered::NAME),
+        "churn_1000_ns": churn(Lastref::NAME),
+        "mimalloc_churn_1000_ns": churn(Mimalloc::NAME),
+        "offset_allocator_churn_1000_ns": churn(Offset::NAME),
+        "ordered_sets_churn_1000_ns": churn(Ordered::NAME),
+        "threads_ns": threads(Lastref::NAME),
+        "mimalloc_threads_ns": threads(Mimalloc::NAME),
+        "offset_allocator_threads_ns": threads(Offset::NAME),
+        "ordered_sets_threads_ns": threads(Ordered::NAME),
+        "hand_over_ns": get(Row::HandOver, Lastref::NAME),
+        "python_empty_ns": get(Row::PythonEmpty, Lastref::NAME),
+        "replay_ns": Value::Object(replayed.collect()),
+    })
 }

@@ -1,86 +1,15 @@
-//! The allocators that are compared, behind one trait.
+//! The allocators that are compared beside those of `lastref-bench`.
 
-use std::alloc::{GlobalAlloc, Layout};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
 
-use lastref_alloc::sim::{SimDevice, SimOptions};
-use lastref_alloc::{AllocatorOptions, Block, CachingAllocator, StreamId};
-use mimalloc::MiMalloc;
+use lastref_alloc::DeviceResult;
+use lastref_bench::Peer;
+use lastref_bench::peers::CAPACITY_BYTES;
 use offset_allocator::{Allocation, Allocator};
 
-/// Memory that each of them manages, where it is not the host's.
-const CAPACITY: u64 = 32 << 30;
-/// What sizes are rounded to, where they are.
+/// What sizes are rounded to.
 const UNIT: u64 = 512;
-
-pub(crate) trait Peer: Sync {
-    const NAME: &'static str;
-    type Block: Send;
-    fn new() -> Self;
-    fn alloc(&self, bytes: u64) -> Self::Block;
-    fn free(&self, block: Self::Block);
-}
-
-/// With statistics, and a history of a million entries that is full, the thread's as well as the
-/// heap's: pages of the host that are written for the first time are not what is measured.
-pub(crate) struct Lastref(pub(crate) CachingAllocator<SimDevice>);
-
-impl Peer for Lastref {
-    const NAME: &'static str = "lastref";
-    type Block = Block<SimDevice>;
-
-    fn new() -> Self {
-        let device = SimDevice::new(SimOptions::new(CAPACITY)).expect("the host has addresses");
-        let options = AllocatorOptions::new().with_history(1_000_000);
-        let allocator = CachingAllocator::with_options(device, &options);
-        for bytes in [1 << 20, UNIT] {
-            for _ in 0..500_000 {
-                drop(allocator.alloc(bytes, StreamId::DEFAULT));
-            }
-        }
-        Self(allocator)
-    }
-
-    fn alloc(&self, bytes: u64) -> Self::Block {
-        self.0.alloc(bytes, StreamId::DEFAULT).expect("it fits")
-    }
-
-    fn free(&self, block: Self::Block) {
-        drop(block);
-    }
-}
-
-/// Host memory. It keeps none of the statistics, but is the fastest that is known.
-pub(crate) struct Mimalloc;
-
-/// A piece of host memory that only its holder uses.
-pub(crate) struct HostBlock(*mut u8, Layout);
-
-// SAFETY: the memory has one owner, and mimalloc frees on any thread.
-unsafe impl Send for HostBlock {}
-
-impl Peer for Mimalloc {
-    const NAME: &'static str = "mimalloc";
-    type Block = HostBlock;
-
-    fn new() -> Self {
-        Self
-    }
-
-    fn alloc(&self, bytes: u64) -> Self::Block {
-        let bytes = usize::try_from(bytes).expect("a size of the host");
-        let layout = Layout::from_size_align(bytes, 16).expect("a sound layout");
-        // SAFETY: the layout is not of size zero: no work asks for that.
-        let ptr = unsafe { MiMalloc.alloc(layout) };
-        HostBlock(ptr, layout)
-    }
-
-    fn free(&self, block: Self::Block) {
-        // SAFETY: it came from `alloc` with this layout, and is given up here.
-        unsafe { MiMalloc.dealloc(block.0, block.1) };
-    }
-}
 
 /// The crate `offset-allocator` behind a lock, in units of 512 bytes.
 pub(crate) struct Offset(Mutex<Allocator>);
@@ -89,9 +18,9 @@ impl Peer for Offset {
     const NAME: &'static str = "offset-allocator";
     type Block = Allocation;
 
-    fn new() -> Self {
-        let units = u32::try_from(CAPACITY / UNIT).expect("few enough units");
-        Self(Mutex::new(Allocator::new(units)))
+    fn new() -> DeviceResult<Self> {
+        let units = u32::try_from(CAPACITY_BYTES / UNIT).expect("few enough units");
+        Ok(Self(Mutex::new(Allocator::new(units))))
     }
 
     fn alloc(&self, bytes: u64) -> Self::Block {
@@ -120,12 +49,12 @@ impl Peer for Ordered {
     const NAME: &'static str = "ordered sets";
     type Block = u64;
 
-    fn new() -> Self {
-        Self(Mutex::new(Sets {
-            by_size: BTreeSet::from([(CAPACITY, 0)]),
-            by_addr: BTreeSet::from([(0, CAPACITY)]),
+    fn new() -> DeviceResult<Self> {
+        Ok(Self(Mutex::new(Sets {
+            by_size: BTreeSet::from([(CAPACITY_BYTES, 0)]),
+            by_addr: BTreeSet::from([(0, CAPACITY_BYTES)]),
             live: HashMap::new(),
-        }))
+        })))
     }
 
     fn alloc(&self, bytes: u64) -> Self::Block {

@@ -10,8 +10,10 @@
 //! | 2 | bad usage or bad input; nothing was done |
 #![forbid(unsafe_code)]
 
+mod bench;
 mod demo;
 mod devices;
+mod generate;
 mod numbers;
 mod progress;
 mod replay;
@@ -36,6 +38,10 @@ enum Command {
     Demo(demo::Arguments),
     /// Run an allocation trace through the allocator on a simulated device
     Replay(replay::Arguments),
+    /// Measure what an allocation costs on this host, beside mimalloc
+    Bench(bench::Arguments),
+    /// Print a made-up allocation trace, of a kind that is hard on allocators
+    Generate(generate::Arguments),
     /// List the devices that are there
     Devices(devices::Arguments),
 }
@@ -93,6 +99,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let result = match cli.command {
         Command::Demo(arguments) => demo::run(&arguments, &mut out),
         Command::Replay(arguments) => replay::run(&arguments, &mut out),
+        Command::Bench(arguments) => bench::run(&arguments, &mut out),
+        Command::Generate(arguments) => generate::run(&arguments, &mut out),
         Command::Devices(arguments) => devices::run(&arguments, &mut out),
     };
     let (status, error) = match result.and_then(|()| Ok(out.flush()?)) {

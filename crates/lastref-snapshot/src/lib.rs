@@ -5,6 +5,7 @@
 //!   tools made for one read the other.
 //! * [`trace`]: the allocation traces of programs, that is what a program asked for and when it
 //!   let go, read from CSV and checked.
+//! * [`generate`]: made-up traces of programs that are hard on allocators.
 //!
 //! This crate knows no device and no allocator, and does no input or output beyond
 //! [`std::io::Read`].
@@ -23,6 +24,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod generate;
 mod snapshot;
 pub mod trace;
 

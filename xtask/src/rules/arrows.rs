@@ -13,9 +13,13 @@ use crate::workspace::Workspace;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("lastref-snapshot", &[]),
     ("lastref-alloc", &["lastref-snapshot"]),
+    ("lastref-bench", &["lastref-alloc"]),
     ("lastref-derive", &[]),
     ("lastref", &["lastref-alloc", "lastref-derive"]),
-    ("lastref-cli", &["lastref", "lastref-snapshot"]),
+    (
+        "lastref-cli",
+        &["lastref", "lastref-bench", "lastref-snapshot"],
+    ),
     (
         "lastref-python",
         &["lastref", "lastref-snapshot", "lastref-cli"],

@@ -15,7 +15,7 @@ use crate::workspace::Workspace;
 pub(crate) type Rule = (&'static str, fn(&Workspace) -> Result<()>);
 
 /// Every rule.
-pub(crate) const RULES: [Rule; 9] = [
+pub(crate) const RULES: [Rule; 11] = [
     ("crates depend on each other only as allowed", arrows::check),
     (
         "lastref-alloc has few dependencies",
@@ -32,6 +32,14 @@ pub(crate) const RULES: [Rule; 9] = [
     ),
     ("locks and atomics come from sync.rs", sync::check),
     ("mutations fit the sources", crate::mutants::check),
+    (
+        "mechanisms can be switched off in the sources",
+        crate::mechanisms::check,
+    ),
+    (
+        "numbers in documents are those that were measured",
+        crate::measured::check,
+    ),
     ("files hold clean text", text::check_files),
     ("commit messages hold clean text", text::check_commits),
 ];

@@ -3,11 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use rustix::io::dup;
-use rustix::stdio::{dup2_stdout, stderr, stdout};
 
 use super::{REQUIREMENTS, VERSIONS, installed, site_packages};
-use crate::command::cargo;
+use crate::command::{Command, cargo, to_stderr};
 use crate::python::{Environment, Profile};
 use crate::traces;
 use crate::workspace::Workspace;
@@ -19,11 +17,22 @@ pub(crate) fn bench(
     traces: &[PathBuf],
     json: bool,
 ) -> Result<()> {
-    // What is said meanwhile is no part of the JSON.
-    let told = json.then(|| dup(stdout())).transpose()?;
+    let bench = to_stderr(|| comparison(workspace, torch, traces, json))?;
     if json {
-        dup2_stdout(stderr())?;
+        print!("{}", bench.quiet_stdout()?);
+        Ok(())
+    } else {
+        bench.run()
     }
+}
+
+/// What measures: a program to be run. Prints what is prepared for it.
+pub(crate) fn comparison(
+    workspace: &Workspace,
+    torch: &str,
+    traces: &[PathBuf],
+    json: bool,
+) -> Result<Command> {
     let base = base(workspace, torch)?;
     let environment = Environment::over(
         workspace,
@@ -46,10 +55,7 @@ pub(crate) fn bench(
     } else {
         traces.to_vec()
     };
-    if let Some(told) = told {
-        dup2_stdout(told)?;
-    }
-    let bench = cargo(workspace)
+    Ok(cargo(workspace)
         .args(["run", "--release", "--quiet", "--locked"])
         .args(["--manifest-path", "bench/torch/Cargo.toml"])
         .args(["--target-dir"])
@@ -59,13 +65,7 @@ pub(crate) fn bench(
         .args(["--python"])
         .args([environment.bin("python")])
         .args(json.then_some("--json"))
-        .args(traces);
-    if json {
-        print!("{}", bench.quiet_stdout()?);
-        Ok(())
-    } else {
-        bench.run()
-    }
+        .args(traces))
 }
 
 /// The folder of the environment that has PyTorch.

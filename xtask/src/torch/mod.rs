@@ -25,7 +25,7 @@ pub(crate) use self::class::changes;
 
 /// The versions that the shim knows and the tests run on, the newest first. That one is installed with all that it
 /// asks for.
-const VERSIONS: [&str; 3] = ["2.15.0", "2.14.1", "2.13.0"];
+pub(crate) const VERSIONS: [&str; 3] = ["2.15.0", "2.14.1", "2.13.0"];
 
 /// What the newest brings no longer and the others need; and the part of CUDA's headers that torch leaves to triton.
 const CUDA_EXTRAS: [&str; 2] = ["nvidia-cuda-crt==13.5.37", "nvidia-curand==10.4.5.25"];
