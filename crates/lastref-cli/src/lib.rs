@@ -15,6 +15,7 @@ mod devices;
 mod numbers;
 mod progress;
 mod replay;
+mod snapshot;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -36,6 +37,8 @@ enum Command {
     Demo(demo::Arguments),
     /// Run an allocation trace through the allocator on a simulated device
     Replay(replay::Arguments),
+    /// Print the figures of a memory snapshot
+    Stats(snapshot::stats::Arguments),
     /// List the devices that are there
     Devices(devices::Arguments),
 }
@@ -93,6 +96,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let result = match cli.command {
         Command::Demo(arguments) => demo::run(&arguments, &mut out),
         Command::Replay(arguments) => replay::run(&arguments, &mut out),
+        Command::Stats(arguments) => snapshot::stats::run(&arguments, &mut out),
         Command::Devices(arguments) => devices::run(&arguments, &mut out),
     };
     let (status, error) = match result.and_then(|()| Ok(out.flush()?)) {

@@ -28,6 +28,7 @@ pub mod read;
 mod snapshot;
 pub mod stats;
 pub mod trace;
+mod write;
 
 pub use dump::Dump;
 pub use snapshot::{
