@@ -5,8 +5,11 @@
 //! cargo run --release --example grow -- testdata/transformer-training.pickle.gz big.pickle 1000000000
 //! ```
 //!
+//! Without arguments it makes a small one and reads it back.
+//!
 //! As in a real file, texts and frames are shared and everything else is not: each entry has a dict
 //! and a list of frames of its own, and each of them a place in the memo.
+#![expect(clippy::print_stdout, reason = "an example for people")]
 
 use std::collections::HashMap;
 use std::env;
@@ -174,11 +177,24 @@ impl<W: Write> Pickler<W> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
-    let [input, output, bytes] = arguments.as_slice() else {
-        return Err("usage: grow SNAPSHOT OUTPUT BYTES".into());
-    };
-    let bytes: u64 = bytes.parse()?;
-    let dump = Dump::read(File::open(input)?)?;
+    match arguments.as_slice() {
+        [] => {
+            let real = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/no-frames.pickle.gz");
+            let mut grown = Vec::new();
+            grow(&Dump::read(File::open(real)?)?, 2_000_000, &mut grown)?;
+            let entries = Dump::read(grown.as_slice())?.entries().len();
+            println!("{} bytes, {entries} entries", grown.len());
+            Ok(())
+        }
+        [input, output, bytes] => {
+            let dump = Dump::read(File::open(input)?)?;
+            grow(&dump, bytes.parse()?, File::create(output)?)
+        }
+        _ => Err("usage: grow SNAPSHOT OUTPUT BYTES".into()),
+    }
+}
+
+fn grow(dump: &Dump, bytes: u64, out: impl Write) -> Result<(), Box<dyn Error>> {
     let history = dump
         .histories()
         .first()
@@ -188,7 +204,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let span = entries.last().map_or(0, |entry| entry.time_us) - first + 1;
 
     let mut pickler = Pickler {
-        out: BufWriter::with_capacity(1 << 20, File::create(output)?),
+        out: BufWriter::with_capacity(1 << 20, out),
         bytes: 0,
         memo: 0,
         texts: HashMap::new(),
@@ -198,7 +214,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     pickler.open(b'}')?;
     pickler.raw(b"(")?;
     pickler.text("segments")?;
-    pickler.segments(&dump)?;
+    pickler.segments(dump)?;
     pickler.text("device_traces")?;
     pickler.open(b']')?;
     pickler.open(b']')?;
@@ -208,7 +224,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             if count % BATCH == 0 {
                 pickler.raw(b"(")?;
             }
-            pickler.entry(&dump, entry, entry.time_us + round * span)?;
+            pickler.entry(dump, entry, entry.time_us + round * span)?;
             count += 1;
             if count % BATCH == 0 {
                 pickler.raw(b"e")?;

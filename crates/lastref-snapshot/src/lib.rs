@@ -23,8 +23,11 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod diff;
 pub mod dump;
+pub mod explain;
 pub mod read;
+pub mod rebuild;
 mod snapshot;
 pub mod stats;
 pub mod trace;

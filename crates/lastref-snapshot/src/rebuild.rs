@@ -99,13 +99,19 @@ impl State {
         let entries = dump.entries_of(history);
         let count = count.min(entries.len());
         let (mut segments, mut blocks) = last(dump, history.device);
-        // Which allocation a later free is of; and of blocks that stay, which one made them.
-        let mut made: HashMap<u64, usize> = HashMap::new();
-        let mut freed: HashMap<usize, usize> = HashMap::new();
+        // Which allocation a later free is of, and whether it was requested first (in a trace it is
+        // not); and of blocks that stay, which allocation made them.
+        let mut made: HashMap<u64, (usize, bool)> = HashMap::new();
+        let mut freed: HashMap<usize, (usize, bool)> = HashMap::new();
         for (index, entry) in entries.iter().enumerate() {
             match entry.action {
                 Action::Alloc => {
-                    made.insert(entry.address, index);
+                    made.insert(entry.address, (index, false));
+                }
+                Action::FreeRequested => {
+                    if let Some((_, requested)) = made.get_mut(&entry.address) {
+                        *requested = true;
+                    }
                 }
                 Action::FreeCompleted => {
                     if let Some(alloc) = made.remove(&entry.address)
@@ -119,8 +125,8 @@ impl State {
         }
         for (address, block) in &mut blocks {
             if let Some(alloc) = made.get(address) {
-                block.since = Some(*alloc);
-                block.notes = entries[*alloc].notes;
+                block.since = Some(alloc.0);
+                block.notes = entries[alloc.0].notes;
             }
         }
         let mut contradictions = 0;
@@ -129,15 +135,20 @@ impl State {
                 Action::Alloc => blocks.remove(&entry.address).is_some(),
                 Action::FreeCompleted => {
                     let alloc = freed.get(&index).copied();
-                    let from = alloc.map(|alloc| &entries[alloc]);
+                    let from = alloc.map(|(alloc, _)| &entries[alloc]);
+                    let pending = alloc.is_none_or(|(_, requested)| requested);
                     let block = StateBlock {
                         address: entry.address,
                         bytes: rounded(entry.bytes),
                         requested_bytes: entry.bytes,
                         stack: from.map_or(StackId(0), |from| from.stack),
                         notes: from.map_or(NotesId(0), |from| from.notes),
-                        state: BlockState::ActivePendingFree,
-                        since: alloc,
+                        state: if pending {
+                            BlockState::ActivePendingFree
+                        } else {
+                            BlockState::ActiveAllocated
+                        },
+                        since: alloc.map(|(alloc, _)| alloc),
                     };
                     blocks.insert(entry.address, block).is_none()
                 }
@@ -161,9 +172,13 @@ impl State {
                     segments.insert(entry.address, segment).is_none()
                 }
                 Action::SegmentMap => cut(&mut segments, entry.address, entry.bytes),
-                Action::SegmentUnmap => {
-                    join(&mut segments, entry.address, entry.bytes, entry.stream, entry.pool)
-                }
+                Action::SegmentUnmap => join(
+                    &mut segments,
+                    entry.address,
+                    entry.bytes,
+                    entry.stream,
+                    entry.pool,
+                ),
                 Action::Snapshot | Action::Oom | Action::Annotate | Action::Other => true,
             };
             contradictions += u64::from(!fits);
@@ -215,7 +230,9 @@ impl State {
                     let hole = block.address.saturating_sub(place);
                     occupancy.largest_hole = occupancy.largest_hole.max(hole);
                     occupancy.free_bytes += hole;
-                    place = place.max(block.address.saturating_add(block.bytes)).min(end);
+                    place = place
+                        .max(block.address.saturating_add(block.bytes))
+                        .min(end);
                     occupancy.num_blocks += 1;
                 }
                 let hole = end - place;
@@ -230,7 +247,10 @@ impl State {
 }
 
 fn rounded(bytes: u64) -> u64 {
-    bytes.max(1).checked_next_multiple_of(GRANULE).unwrap_or(bytes)
+    bytes
+        .max(1)
+        .checked_next_multiple_of(GRANULE)
+        .unwrap_or(bytes)
 }
 
 type Segments = BTreeMap<u64, StateSegment>;
@@ -249,7 +269,11 @@ fn last(dump: &Dump, device: u32) -> (Segments, Blocks) {
             is_expandable: segment.is_expandable,
         };
         segments.insert(segment.address, range);
-        for block in dump.blocks_of(segment).iter().filter(|block| block.is_active()) {
+        for block in dump
+            .blocks_of(segment)
+            .iter()
+            .filter(|block| block.is_active())
+        {
             let block = StateBlock {
                 address: block.address,
                 bytes: block.bytes,
@@ -352,7 +376,10 @@ mod tests {
         for (address, bytes) in [(100, 10), (120, 10), (140, 10), (100, 50)] {
             let mut segments = whole.clone();
             assert!(cut(&mut segments, address, bytes));
-            assert_eq!(segments.values().map(|range| range.bytes).sum::<u64>(), 50 - bytes);
+            assert_eq!(
+                segments.values().map(|range| range.bytes).sum::<u64>(),
+                50 - bytes
+            );
             assert!(!cut(&mut segments, address, bytes), "it is not there twice");
             assert!(join(&mut segments, address, bytes, 0, PoolId(0)));
             assert_eq!(segments, whole);

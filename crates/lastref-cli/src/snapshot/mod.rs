@@ -1,5 +1,10 @@
 //! The commands that read memory snapshots: what they have in common.
 
+pub(crate) mod diff;
+pub(crate) mod explain;
+pub(crate) mod export;
+mod flame;
+mod ranks;
 pub(crate) mod stats;
 
 use std::fs::File;
