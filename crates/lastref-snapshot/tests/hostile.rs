@@ -360,6 +360,15 @@ fn wrong_values_name_their_dict() {
 }
 
 #[test]
+fn a_device_that_no_machine_has_is_refused() {
+    // Written again, it would have as many empty histories before its own.
+    let error =
+        refused(br#"[{"device": 2147483647, "address": 4096, "total_size": 512, "blocks": []}]"#);
+    let message = "\"device\" of a segment is 2147483647, expected the index of a device";
+    assert!(error.to_string().contains(message), "{error}");
+}
+
+#[test]
 fn broken_stacks_are_refused() {
     for (bytes, message) in [
         (&b"."[..], "the stack is empty"),

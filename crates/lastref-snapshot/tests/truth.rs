@@ -70,6 +70,10 @@ fn wanted(truth: &Value) -> Value {
     })
 }
 
+fn number(value: &Value) -> usize {
+    usize::try_from(value.as_u64().unwrap()).unwrap()
+}
+
 #[test]
 fn every_real_snapshot_gives_the_figures_of_its_truth() {
     let truths = fs::read_to_string(testdata().join("truth.json")).unwrap();
@@ -88,12 +92,12 @@ fn every_real_snapshot_gives_the_figures_of_its_truth() {
 
         assert_eq!(
             dump.segments().len(),
-            truth["n_segments"].as_u64().unwrap() as usize,
+            number(&truth["n_segments"]),
             "{name}"
         );
         assert_eq!(
             dump.annotations().len(),
-            truth["annotations"].as_u64().unwrap() as usize,
+            number(&truth["annotations"]),
             "{name}"
         );
         for history in truth["traces"].as_array().unwrap() {

@@ -175,11 +175,11 @@ fn summary_of_failure(explanation: &Explanation, failure: &Failed) -> [String; 3
             ..
         } => (
             format!(
-                "{} ({}) from that same place are live and pile up, {} were ever freed: dead \
-                 reference cycles, which only gc frees, or a container that keeps them",
+                "{} ({}) from that same place are live and pile up, {} freed before: dead reference \
+                 cycles, which only gc frees, or a container that keeps them",
                 blocks(*count),
                 Bytes(*bytes),
-                grouped(*freed_before)
+                if *freed_before == 0 { "none was".to_owned() } else { grouped(*freed_before) }
             ),
             "import gc; gc.collect() frees dead cycles; import lastref.torch; lastref.torch.guard() does \
              it before a failure"

@@ -1,6 +1,6 @@
 //! The rows of a file, in the order and under the invariants of a [`Dump`].
 
-use super::shape::{Field, NO_ADDRESS, RawSegment, RowKind, Shaper, Value, known};
+use super::shape::{Field, MAX_DEVICES, NO_ADDRESS, RawSegment, RowKind, Shaper, Value, known};
 use super::{Cause, ReadError};
 use crate::dump::{
     Action, Annotation, Block, Dump, Entry, History, Segment, Setting, Settings, TextId,
@@ -8,8 +8,6 @@ use crate::dump::{
 
 /// Settings are shown, not worked with: what is nested deeper or longer is not a setting.
 const MAX_SETTINGS: usize = 4096;
-/// A machine has fewer devices.
-const MAX_DEVICES: usize = 4096;
 /// Problems of one kind are listed up to here.
 const MAX_PROBLEMS: usize = 20;
 
@@ -200,8 +198,8 @@ fn histories(shaper: &mut Shaper, value: Value, dump: &mut Dump) -> Result<(), R
             return Err(not_a_snapshot(what));
         }
     };
-    if lists.len() > MAX_DEVICES {
-        let (what, limit) = ("the number of devices", MAX_DEVICES as u64);
+    if lists.len() > MAX_DEVICES as usize {
+        let (what, limit) = ("the number of devices", u64::from(MAX_DEVICES));
         return Err(Cause::TooLarge { what, limit }.at(0));
     }
     let mut taken = vec![false; shaper.rows.len()];

@@ -135,6 +135,10 @@ pub(super) struct RawSegment {
     pub(super) blocks: Value,
 }
 
+/// A machine has fewer devices. Histories are at the position of their device's index, so that a large
+/// index would have as many empty ones written.
+pub(super) const MAX_DEVICES: u32 = 4096;
+
 /// The address of a block that the file gives none for.
 pub(super) const NO_ADDRESS: u64 = u64::MAX;
 
@@ -560,7 +564,9 @@ impl Shaper {
 
     pub(super) fn device(&self, field: Field, value: Value) -> Result<u32, Cause> {
         let device = unsigned(value).and_then(|device| u32::try_from(device).ok());
-        device.ok_or_else(|| self.wrong(field, value, "the index of a device"))
+        device
+            .filter(|device| *device < MAX_DEVICES)
+            .ok_or_else(|| self.wrong(field, value, "the index of a device"))
     }
 
     /// A stream's handle: a pointer, which some write as a signed number.
