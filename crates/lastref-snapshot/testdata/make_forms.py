@@ -1,6 +1,7 @@
 """Writes forms/*.pickle: the forms of memory snapshots that the real ones beside this file lack."""
 
 import copy
+import gzip
 import pathlib
 import pickle
 import pickletools
@@ -126,7 +127,10 @@ def unshared(value):
 def main():
     HERE.mkdir(exist_ok=True)
     snapshot = rich()
-    for protocol in range(6):
+    # Protocol 0 is text; compressed, it is not taken for a text file.
+    with gzip.GzipFile(HERE / "protocol-0.pickle.gz", "wb", mtime=0) as file:
+        file.write(pickle.dumps(snapshot, 0))
+    for protocol in range(1, 6):
         (HERE / f"protocol-{protocol}.pickle").write_bytes(pickle.dumps(snapshot, protocol))
     (HERE / "optimized.pickle").write_bytes(pickletools.optimize(pickle.dumps(snapshot, 4)))
     (HERE / "bare-list.pickle").write_bytes(pickle.dumps(snapshot["segments"]))

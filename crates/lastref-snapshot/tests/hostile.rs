@@ -92,7 +92,7 @@ fn an_empty_file_is_said_to_be_empty() {
 fn a_file_cut_at_any_offset_is_refused_where_it_ends() {
     let names = [
         "small-inference.pickle.gz",
-        "forms/protocol-0.pickle",
+        "forms/protocol-0.pickle.gz",
         "forms/protocol-1.pickle",
         "forms/protocol-2.pickle",
         "forms/protocol-4.pickle",
