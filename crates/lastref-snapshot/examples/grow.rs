@@ -11,7 +11,7 @@
 //! and a list of frames of its own, and each of them a place in the memo.
 #![expect(clippy::print_stdout, reason = "an example for people")]
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::env;
 use std::error::Error;
 use std::fs::File;
@@ -19,7 +19,7 @@ use std::io::{self, BufWriter, Write};
 
 use lastref_snapshot::Dump;
 use lastref_snapshot::dump::{Action, Entry, FrameId};
-use lastref_snapshot::stats::state_word;
+use lastref_snapshot::stats::{Stats, state_word};
 
 /// How many items CPython puts into a list at once.
 const BATCH: u64 = 1000;
@@ -175,6 +175,56 @@ impl<W: Write> Pickler<W> {
     }
 }
 
+/// What makes a history one that can be repeated.
+struct Round<'a> {
+    /// Frees of what the history does not allocate.
+    orphans: Vec<bool>,
+    /// Allocations that it does not free.
+    left: Vec<&'a Entry>,
+}
+
+impl<'a> Round<'a> {
+    fn of(entries: &'a [Entry]) -> Self {
+        let mut live = BTreeMap::new();
+        let mut orphans = Vec::with_capacity(entries.len());
+        for entry in entries {
+            orphans.push(match entry.action {
+                Action::Alloc => {
+                    live.insert(entry.address, entry);
+                    false
+                }
+                Action::FreeRequested => !live.contains_key(&entry.address),
+                Action::FreeCompleted => live.remove(&entry.address).is_none(),
+                _ => false,
+            });
+        }
+        let left = live.into_values().collect();
+        Self { orphans, left }
+    }
+}
+
+/// How many items were put on the stack since the last `APPENDS`.
+struct Batch(u64);
+
+impl Batch {
+    fn begin<W: Write>(&self, pickler: &mut Pickler<W>) -> io::Result<()> {
+        if self.0 == 0 {
+            pickler.raw(b"(")
+        } else {
+            Ok(())
+        }
+    }
+
+    fn end<W: Write>(&mut self, pickler: &mut Pickler<W>) -> io::Result<()> {
+        self.0 = (self.0 + 1) % BATCH;
+        if self.0 == 0 {
+            pickler.raw(b"e")
+        } else {
+            Ok(())
+        }
+    }
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.as_slice() {
@@ -182,8 +232,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             let real = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/no-frames.pickle.gz");
             let mut grown = Vec::new();
             grow(&Dump::read(File::open(real)?)?, 2_000_000, &mut grown)?;
-            let entries = Dump::read(grown.as_slice())?.entries().len();
-            println!("{} bytes, {entries} entries", grown.len());
+            let grown_dump = Dump::read(grown.as_slice())?;
+            let entries = grown_dump.entries().len();
+            let problems = Stats::of(&grown_dump).problems;
+            println!(
+                "{} bytes, {entries} entries, problems: {problems:?}",
+                grown.len()
+            );
+            assert!(problems.is_empty(), "{problems:?}");
             Ok(())
         }
         [input, output, bytes] => {
@@ -218,21 +274,31 @@ fn grow(dump: &Dump, bytes: u64, out: impl Write) -> Result<(), Box<dyn Error>> 
     pickler.text("device_traces")?;
     pickler.open(b']')?;
     pickler.open(b']')?;
-    let mut count = 0;
-    'grown: for round in 0.. {
-        for entry in entries {
-            if count % BATCH == 0 {
-                pickler.raw(b"(")?;
-            }
-            pickler.entry(dump, entry, entry.time_us + round * span)?;
-            count += 1;
-            if count % BATCH == 0 {
-                pickler.raw(b"e")?;
-                if pickler.bytes >= bytes {
-                    break 'grown;
-                }
+    let round = Round::of(entries);
+    let mut batch = Batch(0);
+    for number in 0.. {
+        for (entry, is_orphan) in entries.iter().zip(&round.orphans) {
+            // What was there before the first round is freed only once.
+            if number == 0 || !is_orphan {
+                batch.begin(&mut pickler)?;
+                pickler.entry(dump, entry, entry.time_us + number * span)?;
+                batch.end(&mut pickler)?;
             }
         }
+        if pickler.bytes >= bytes {
+            break;
+        }
+        for entry in &round.left {
+            for action in [Action::FreeRequested, Action::FreeCompleted] {
+                let free = Entry { action, ..**entry };
+                batch.begin(&mut pickler)?;
+                pickler.entry(dump, &free, first + (number + 1) * span - 1)?;
+                batch.end(&mut pickler)?;
+            }
+        }
+    }
+    if batch.0 > 0 {
+        pickler.raw(b"e")?;
     }
     pickler.raw(b"au.")?;
     pickler.out.flush()?;
