@@ -12,6 +12,7 @@
 //! | [`instructions`] | instructions that the hot paths take, and their limits |
 //! | [`mechanisms`] | the allocator with one mechanism gone at a time, on traces |
 //! | [`measured`] | the numbers and charts in the documents, written by the measurements |
+//! | [`snapshots`] | reading a large snapshot, measured |
 //! | [`traces`] | where allocation traces are, and what replaying them must give |
 //!
 //! Nothing here is shared with the shipped crates: xtask calls what a user would call.
@@ -28,6 +29,7 @@ mod mechanisms;
 mod mutants;
 mod python;
 mod rules;
+mod snapshots;
 mod steps;
 mod suite;
 mod torch;
@@ -112,6 +114,8 @@ enum Comparison {
     /// PyTorch's allocations under `lastref.torch.guard` beside those without
     Torch,
     /// The allocator beside mimalloc, the offset-allocator crate and ordered sets, or beside PyTorch
+    /// The figures of a snapshot of a gigabyte: time and memory
+    Snapshot,
     Alloc {
         /// Beside the real PyTorch, native and with expandable segments, and Python's `empty` beside torch's: a
         /// version such as 2.15.0, or the folder of a Python environment that has torch
@@ -219,6 +223,10 @@ fn run(task: Task) -> Result<()> {
             of: Some(Comparison::Docs { parts, draw }),
             ..
         } => measured::write(&workspace, &parts, draw),
+        Task::Bench {
+            of: Some(Comparison::Snapshot),
+            ..
+        } => snapshots::bench(&workspace),
         Task::Bench {
             of: Some(Comparison::Torch),
             ..

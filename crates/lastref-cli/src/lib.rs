@@ -17,6 +17,7 @@ mod generate;
 mod numbers;
 mod progress;
 mod replay;
+mod snapshot;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -42,6 +43,14 @@ enum Command {
     Bench(bench::Arguments),
     /// Print a made-up allocation trace, of a kind that is hard on allocators
     Generate(generate::Arguments),
+    /// Print the figures of a memory snapshot
+    Stats(snapshot::stats::Arguments),
+    /// Say what holds the memory of a snapshot, and why an allocation failed
+    Explain(snapshot::explain::Arguments),
+    /// Say what grew from one snapshot to another
+    Diff(snapshot::diff::Arguments),
+    /// Write a snapshot in a form for other tools: Perfetto, tables, flame graphs
+    Export(snapshot::export::Arguments),
     /// List the devices that are there
     Devices(devices::Arguments),
 }
@@ -101,6 +110,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Replay(arguments) => replay::run(&arguments, &mut out),
         Command::Bench(arguments) => bench::run(&arguments, &mut out),
         Command::Generate(arguments) => generate::run(&arguments, &mut out),
+        Command::Stats(arguments) => snapshot::stats::run(&arguments, &mut out),
+        Command::Explain(arguments) => snapshot::explain::run(&arguments, &mut out),
+        Command::Diff(arguments) => snapshot::diff::run(&arguments, &mut out),
+        Command::Export(arguments) => snapshot::export::run(&arguments, &mut out),
         Command::Devices(arguments) => devices::run(&arguments, &mut out),
     };
     let (status, error) = match result.and_then(|()| Ok(out.flush()?)) {

@@ -152,7 +152,7 @@ struct JsonOutOfMemory<'a> {
 }
 
 /// Reads the capacity of a device.
-fn capacity(text: &str) -> Result<u64, String> {
+pub(crate) fn capacity(text: &str) -> Result<u64, String> {
     let spec: Spec = text.parse().map_err(|error| match error {
         lastref::Error::InvalidSetting { reason, .. } => reason,
         other => other.to_string(),

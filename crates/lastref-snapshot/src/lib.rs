@@ -24,10 +24,18 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod diff;
+pub mod dump;
+pub mod explain;
 pub mod generate;
+pub mod read;
+pub mod rebuild;
 mod snapshot;
+pub mod stats;
 pub mod trace;
+mod write;
 
+pub use dump::Dump;
 pub use snapshot::{
     AllocatorSettings, BlockRecord, BlockState, Segment, SegmentKind, Snapshot, TraceAction,
     TraceEntry,
