@@ -13,6 +13,7 @@
 mod demo;
 mod devices;
 mod numbers;
+mod policy;
 mod progress;
 mod replay;
 

@@ -9,6 +9,7 @@ use anstyle::Style;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use lastref::alloc::ladder::RungTotals;
+use lastref::alloc::pytorch;
 use lastref::alloc::replay::{
     OutOfMemory, ReplayError, ReplayOptions, ReplayReport, Smallest, peak_live_bytes, replay,
     smallest,
@@ -21,6 +22,7 @@ use serde::Serialize;
 
 use crate::Failure;
 use crate::numbers::grouped;
+use crate::policy::{Policy, described};
 use crate::progress::Progress;
 
 /// The device of a replay has this capacity, or twice the peak of live bytes if that is more.
@@ -51,6 +53,11 @@ pub(crate) struct Arguments {
     /// Use segments, as on a device without virtual memory
     #[arg(long)]
     segments: bool,
+
+    /// Whose allocator: lastref, pytorch, or pytorch:SETTINGS with settings as in
+    /// PYTORCH_CUDA_ALLOC_CONF
+    #[arg(long, default_value = "lastref", conflicts_with_all = ["verify", "segments", "verbose"])]
+    policy: Policy,
 
     /// The seed of the simulated device's scheduler
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -125,10 +132,10 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
     let capacity = arguments
         .capacity
         .unwrap_or_else(|| DEFAULT_CAPACITY.max(live.saturating_mul(2)));
-    let outcome = if arguments.smallest {
-        find_smallest(arguments, &settings, &trace)
-    } else {
-        replay_once(arguments, &settings, &trace, capacity)
+    let outcome = match &arguments.policy {
+        Policy::PyTorch(policy) => Ok(replay_pytorch(arguments, policy, &trace, capacity)),
+        Policy::Lastref if arguments.smallest => find_smallest(arguments, &settings, &trace),
+        Policy::Lastref => replay_once(arguments, &settings, &trace, capacity),
     };
     let Outcome {
         report,
@@ -146,10 +153,10 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
             .map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
-        let memory = if arguments.segments {
-            "segments"
-        } else {
-            "virtual memory"
+        let memory = match &arguments.policy {
+            Policy::PyTorch(policy) => format!("PyTorch's policy, {}", described(policy)),
+            Policy::Lastref if arguments.segments => "simulated, with segments".into(),
+            Policy::Lastref => "simulated, with virtual memory".into(),
         };
         let capacity = Bytes(
             smallest
@@ -162,11 +169,13 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
             out,
             "device",
             &capacity.to_string(),
-            &format!("simulated, with {memory}"),
+            &memory,
         )?;
         write_report(out, &report, smallest.as_ref(), arguments.verify)?;
     }
-    if arguments.verbose {
+    if arguments.verbose
+        && let Some(allocator) = allocator
+    {
         out.flush()?;
         write_details(&mut anstream::stderr(), &allocator)?;
     }
@@ -208,11 +217,36 @@ fn allocator(
     Ok(CachingAllocator::with_options(device, settings))
 }
 
-/// A replay, and the allocator it ended with.
+/// A replay, and the allocator it ended with, if that was lastref's.
 struct Outcome {
     report: ReplayReport,
     smallest: Option<Smallest>,
-    allocator: CachingAllocator<SimDevice>,
+    allocator: Option<CachingAllocator<SimDevice>>,
+}
+
+fn replay_pytorch(
+    arguments: &Arguments,
+    settings: &pytorch::Settings,
+    trace: &Trace,
+    capacity: u64,
+) -> Outcome {
+    let mut bar = Progress::operations("replaying", trace.operations().len() as u64);
+    let options = ReplayOptions {
+        scale: arguments.scale,
+        progress: Some(&mut |done| bar.set(done)),
+        ..ReplayOptions::default()
+    };
+    let (report, smallest) = if arguments.smallest {
+        let found = pytorch::smallest(trace, settings, options);
+        (found.report.clone(), Some(found))
+    } else {
+        (pytorch::replay(trace, settings, capacity, options), None)
+    };
+    Outcome {
+        report,
+        smallest,
+        allocator: None,
+    }
 }
 
 fn replay_once(
@@ -232,7 +266,7 @@ fn replay_once(
     Ok(Outcome {
         report,
         smallest: None,
-        allocator,
+        allocator: Some(allocator),
     })
 }
 
@@ -259,7 +293,7 @@ fn find_smallest(
     Ok(Outcome {
         report: found.report.clone(),
         smallest: Some(found),
-        allocator: last.expect("a search ends with a replay"),
+        allocator: last,
     })
 }
 
