@@ -10,6 +10,7 @@
 //! | 2 | bad usage or bad input; nothing was done |
 #![forbid(unsafe_code)]
 
+mod advise;
 mod demo;
 mod devices;
 mod numbers;
@@ -37,6 +38,8 @@ enum Command {
     Demo(demo::Arguments),
     /// Run an allocation trace through the allocator on a simulated device
     Replay(replay::Arguments),
+    /// Try a program's allocations under other settings of PyTorch's allocator, and name the best
+    Advise(advise::Arguments),
     /// List the devices that are there
     Devices(devices::Arguments),
 }
@@ -94,6 +97,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let result = match cli.command {
         Command::Demo(arguments) => demo::run(&arguments, &mut out),
         Command::Replay(arguments) => replay::run(&arguments, &mut out),
+        Command::Advise(arguments) => advise::run(&arguments, &mut out),
         Command::Devices(arguments) => devices::run(&arguments, &mut out),
     };
     let (status, error) = match result.and_then(|()| Ok(out.flush()?)) {

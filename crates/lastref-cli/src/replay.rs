@@ -105,7 +105,7 @@ struct JsonOutOfMemory<'a> {
 }
 
 /// Reads the capacity of a device.
-fn capacity(text: &str) -> Result<u64, String> {
+pub(crate) fn capacity(text: &str) -> Result<u64, String> {
     let spec: Spec = text.parse().map_err(|error| match error {
         lastref::Error::InvalidSetting { reason, .. } => reason,
         other => other.to_string(),
@@ -191,7 +191,7 @@ fn is_standard_input(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-fn read(path: &Path) -> anyhow::Result<Trace> {
+pub(crate) fn read(path: &Path) -> anyhow::Result<Trace> {
     let (input, total): (Box<dyn Read>, _) = if is_standard_input(path) {
         (Box::new(io::stdin().lock()), None)
     } else {

@@ -59,11 +59,11 @@ pub struct NativeStats {
     pub num_ooms: u64,
     /// Ranges of addresses reserved: one for each expandable segment.
     pub num_ranges: u64,
-    /// Pages created. A call for each.
-    pub num_pages_created: u64,
-    /// Pages given back.
-    pub num_pages_released: u64,
-    /// Bytes of all segments that were ever asked for, without pages.
+    /// Bytes of pages created, in all.
+    pub page_bytes_created: u64,
+    /// Bytes of pages given back, in all.
+    pub page_bytes_released: u64,
+    /// Bytes of segments asked for, in all, without pages.
     pub segment_bytes_allocated: u64,
 }
 
@@ -628,7 +628,7 @@ impl NativeAllocator {
         if !self.hold(bytes, bytes) {
             return false;
         }
-        self.stats.num_pages_created += bytes / page;
+        self.stats.page_bytes_created += bytes;
         self.pull(block);
         if bytes < has {
             let rest = self.cut(block, bytes);
@@ -698,7 +698,7 @@ impl NativeAllocator {
         self.held -= bytes;
         self.stats.reserved_bytes -= bytes;
         self.stats.num_device_free += 1;
-        self.stats.num_pages_released += bytes / page;
+        self.stats.page_bytes_released += bytes;
         if self.is_whole(middle) {
             self.spare.push(middle);
         } else {

@@ -11,7 +11,7 @@ use crate::device::DeviceIndex;
 use crate::error::{AllocError, OutOfMemoryError};
 use crate::ladder::{Rung, RungOutcome, RungReport};
 use crate::replay::{
-    Live, OutOfMemory, PROGRESS_STEP, Place, ReplayOptions, ReplayReport, Smallest, peak_live_bytes,
+    Live, OutOfMemory, PROGRESS_STEP, Place, ReplayOptions, ReplayReport, SMALLEST_STEP_BYTES, Smallest, peak_live_bytes,
     scaled, search_smallest,
 };
 use crate::sim::{Call, LatencyTable};
@@ -117,17 +117,20 @@ pub fn smallest(trace: &Trace, settings: &Settings, options: ReplayOptions<'_>) 
     Smallest { bytes, report }
 }
 
-/// What the device's calls take, by the same table as the simulated device's.
+/// What the device's calls take, by the same table as the simulated device's. Its prices of pages are
+/// for 2 MiB: a larger one costs as many times that.
 fn device_microseconds(stats: &NativeStats) -> f64 {
     let table = LatencyTable::a100();
     let fixed = |call, count: u64| table.call(call).fixed * count as f64;
-    if stats.num_pages_created > 0 {
+    if stats.num_ranges > 0 {
+        let created = stats.page_bytes_created / SMALLEST_STEP_BYTES;
+        let released = stats.page_bytes_released / SMALLEST_STEP_BYTES;
         return fixed(Call::ReserveRange, stats.num_ranges)
-            + fixed(Call::CreatePage, stats.num_pages_created)
-            + fixed(Call::MapPage, stats.num_pages_created)
+            + fixed(Call::CreatePage, created)
+            + fixed(Call::MapPage, created)
             + fixed(Call::SetAccess, stats.num_device_alloc)
-            + fixed(Call::UnmapPage, stats.num_pages_released)
-            + fixed(Call::DestroyPage, stats.num_pages_released);
+            + fixed(Call::UnmapPage, released)
+            + fixed(Call::DestroyPage, released);
     }
     let mebibytes = stats.segment_bytes_allocated as f64 / f64::from(1 << 20);
     fixed(Call::AllocSegment, stats.num_device_alloc)
