@@ -23,9 +23,13 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod dump;
+pub mod read;
 mod snapshot;
+pub mod stats;
 pub mod trace;
 
+pub use dump::Dump;
 pub use snapshot::{
     AllocatorSettings, BlockRecord, BlockState, Segment, SegmentKind, Snapshot, TraceAction,
     TraceEntry,
