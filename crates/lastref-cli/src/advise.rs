@@ -2,7 +2,7 @@
 //! that would have served it best.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread;
 
@@ -20,7 +20,8 @@ use serde::Serialize;
 use crate::Failure;
 use crate::numbers::grouped;
 use crate::progress::Progress;
-use crate::replay::{capacity, read};
+use crate::program::{self, From, Named};
+use crate::replay::capacity;
 
 /// The settings that are tried, in the order in which they are preferred where all else is equal: the
 /// simpler first.
@@ -51,7 +52,8 @@ const ALIKE: f64 = 1.005;
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// What programs allocated: traces in CSV, as `lastref replay` reads them
+    /// What programs allocated: PyTorch memory snapshots with a history, or traces as `lastref replay`
+    /// reads them
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
@@ -83,6 +85,8 @@ struct FileAdvice {
     operations: usize,
     peak_live_bytes: u64,
     streams: usize,
+    /// The settings that a snapshot was recorded under, if it says.
+    recorded_settings: Option<String>,
     /// PyTorch's under each of the settings, in the order of the sweep, then lastref's.
     tried: Vec<Tried>,
     recommended: Option<Recommended>,
@@ -127,26 +131,27 @@ enum Candidate {
 }
 
 pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
-    let candidates = candidates(arguments);
-    let mut traces = Vec::new();
+    let mut programs = Vec::new();
     for file in &arguments.files {
-        let trace = read(file)
-            .with_context(|| format!("cannot read {}", file.display()))
+        let read = program::programs(file)
+            .with_context(|| format!("cannot read {}", program::name(file)))
             .map_err(Failure::BadInput)?;
-        traces.push((file, trace));
+        programs.extend(read);
     }
-    let mut all = try_all(&traces, &candidates, arguments.capacity)?.into_iter();
+    let candidates = candidates(arguments, &programs);
+    let mut all = try_all(&programs, &candidates, arguments.capacity)?.into_iter();
     let mut files = Vec::new();
-    for (file, trace) in &traces {
+    for program in &programs {
         let tried: Vec<Tried> = all.by_ref().take(candidates.len()).collect();
         files.push(FileAdvice {
-            file: file.display().to_string(),
-            operations: trace.operations().len(),
-            peak_live_bytes: trace.peak_live_bytes(),
-            streams: trace.streams().len(),
+            file: program.name.clone(),
+            operations: program.trace.operations().len(),
+            peak_live_bytes: program.trace.peak_live_bytes(),
+            streams: program.trace.streams().len(),
+            recorded_settings: program.settings().map(str::to_owned),
             recommended: recommended(&[&tried]),
             tried,
-            unknown: unknown(trace),
+            unknown: unknown(program),
         });
     }
     let tried: Vec<&[Tried]> = files.iter().map(|file| &*file.tried).collect();
@@ -169,7 +174,8 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
     )))
 }
 
-fn candidates(arguments: &Arguments) -> Vec<Candidate> {
+/// The sweep, what the user asks for, and what the programs ran under.
+fn candidates(arguments: &Arguments, programs: &[Named]) -> Vec<Candidate> {
     let device: &[&str] = match arguments.capacity {
         Some(_) => &SWEEP_ON_A_DEVICE,
         None => &[],
@@ -177,37 +183,40 @@ fn candidates(arguments: &Arguments) -> Vec<Candidate> {
     let known = SWEEP.iter().chain(device);
     let known = known.map(|text| text.parse().expect("the sweep's settings are valid"));
     let mut settings: Vec<Settings> = known.collect();
-    for more in &arguments.with {
-        if !settings.contains(more) {
-            settings.push(more.clone());
+    let recorded = programs.iter().filter_map(Named::settings);
+    // What another version of PyTorch read may be nothing that this one can.
+    let recorded = recorded.filter_map(|text| text.parse().ok());
+    for more in arguments.with.iter().cloned().chain(recorded) {
+        if !settings.contains(&more) {
+            settings.push(more);
         }
     }
     let pytorch = settings.into_iter().map(Candidate::PyTorch);
     pytorch.chain([Candidate::Lastref]).collect()
 }
 
-/// Every candidate on every trace, on all processors. The order is that of the traces, and in each that
-/// of the candidates.
+/// Every candidate on every program, on all processors. The order is that of the programs, and in each
+/// that of the candidates.
 fn try_all(
-    traces: &[(&PathBuf, Trace)],
+    programs: &[Named],
     candidates: &[Candidate],
     capacity: Option<u64>,
 ) -> Result<Vec<Tried>, Failure> {
-    let jobs: Vec<(&Path, &Trace, &Candidate)> = traces
+    let jobs: Vec<(&Named, &Candidate)> = programs
         .iter()
-        .flat_map(|(file, trace)| candidates.iter().map(move |each| (file.as_path(), trace, each)))
+        .flat_map(|program| candidates.iter().map(move |candidate| (program, candidate)))
         .collect();
     let mut bar = Progress::replays("trying settings", jobs.len() as u64);
     let (sender, receiver) = mpsc::channel();
     thread::scope(|scope| {
         let work = scope.spawn(|| {
             jobs.into_par_iter()
-                .map_with(sender, |sender, (file, trace, candidate)| {
-                    let tried = try_one(trace, candidate, capacity);
+                .map_with(sender, |sender, (program, candidate)| {
+                    let tried = try_one(&program.trace, candidate, capacity);
                     // Nobody listens if the bar is gone, and nothing is lost.
                     let _ = sender.send(());
                     tried.map_err(|error| {
-                        Failure::No(anyhow!(error).context(format!("replaying {}", file.display())))
+                        Failure::No(anyhow!(error).context(format!("replaying {}", program.name)))
                     })
                 })
                 .collect()
@@ -286,16 +295,53 @@ fn recommended(files: &[&[Tried]]) -> Option<Recommended> {
     Some(Recommended::new(chosen.settings))
 }
 
-fn unknown(trace: &Trace) -> Vec<String> {
-    let mut unknown = vec![
-        "memory that libraries take inside kernels, and blocks that wait for another stream \
-         (record_stream): a trace does not say"
-            .to_owned(),
-    ];
-    if trace.streams().len() == 1 {
+fn unknown(program: &Named) -> Vec<String> {
+    let mut unknown = Vec::new();
+    match &program.from {
+        From::Trace => unknown.push(
+            "memory that libraries take beside the allocator, and blocks that wait for another \
+             stream (record_stream): a trace does not say"
+                .to_owned(),
+        ),
+        From::Snapshot { gaps, .. } => {
+            unknown.push(
+                "memory that libraries take beside the allocator: a snapshot does not say"
+                    .to_owned(),
+            );
+            if gaps.blocks_before > 0 {
+                unknown.push(format!(
+                    "what came before the history: {} blocks of {} were there already, and are taken \
+                     to be allocated in the order of their addresses; a cache that was there is not \
+                     counted",
+                    grouped(gaps.blocks_before),
+                    Bytes(gaps.bytes_before)
+                ));
+            }
+            if gaps.missing_frees > 0 {
+                unknown.push(format!(
+                    "when {} blocks were freed: the history allocates at their addresses again, and \
+                     they are taken to be freed just before",
+                    grouped(gaps.missing_frees)
+                ));
+            }
+            if gaps.in_private_pools > 0 {
+                unknown.push(format!(
+                    "private pools: {} allocations were in pools of CUDA graphs or MemPool, and are \
+                     taken to be in the default one",
+                    grouped(gaps.in_private_pools)
+                ));
+            }
+            if gaps.out_of_memory > 0 {
+                unknown.push(format!(
+                    "how it would have gone on: {} allocations failed",
+                    grouped(gaps.out_of_memory)
+                ));
+            }
+        }
+    }
+    if program.trace.streams().len() == 1 {
         unknown.push(
-            "whether the program used more than one stream: the trace has one, and PyTorch keeps a \
-             cache for each"
+            "how more streams would do: there is one here, and PyTorch keeps a cache for each"
                 .to_owned(),
         );
     }
@@ -316,6 +362,9 @@ fn write_advice(out: &mut impl Write, advice: &Advice, capacity: Option<u64>) ->
             Bytes(file.peak_live_bytes),
             capacity.map_or_else(String::new, |bytes| format!(", on a device of {}", Bytes(bytes)))
         )?;
+        if let Some(settings) = file.recorded_settings.as_ref().filter(|text| !text.is_empty()) {
+            writeln!(out, "  {dim}recorded under {settings}{dim:#}")?;
+        }
         let width = file.tried.iter().map(|tried| name(tried).len()).max();
         let width = width.unwrap_or(0);
         writeln!(

@@ -15,6 +15,7 @@ mod demo;
 mod devices;
 mod numbers;
 mod policy;
+mod program;
 mod progress;
 mod replay;
 

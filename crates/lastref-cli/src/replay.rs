@@ -1,9 +1,8 @@
 //! `lastref replay`: an allocation trace through the allocator on a simulated device.
 
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::num::NonZeroU64;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anstyle::Style;
 use anyhow::{Context, anyhow};
@@ -23,6 +22,7 @@ use serde::Serialize;
 use crate::Failure;
 use crate::numbers::grouped;
 use crate::policy::{Policy, described};
+use crate::program;
 use crate::progress::Progress;
 
 /// The device of a replay has this capacity, or twice the peak of live bytes if that is more.
@@ -118,14 +118,10 @@ pub(crate) fn capacity(text: &str) -> Result<u64, String> {
 }
 
 pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
-    let name = if is_standard_input(&arguments.trace) {
-        "standard input".to_owned()
-    } else {
-        arguments.trace.display().to_string()
-    };
+    let name = program::name(&arguments.trace);
     let settings = AllocatorOptions::from_env()
         .map_err(|error| Failure::BadInput(anyhow!("{CONF_VARIABLE}: {error}")))?;
-    let trace = read(&arguments.trace)
+    let trace = program::trace(&arguments.trace)
         .with_context(|| format!("cannot read the trace from {name}"))
         .map_err(Failure::BadInput)?;
     let live = peak_live_bytes(&trace, arguments.scale);
@@ -185,24 +181,6 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
             Err(Failure::No(anyhow!(error).context(place.to_string())))
         }
     }
-}
-
-fn is_standard_input(path: &Path) -> bool {
-    path == Path::new("-")
-}
-
-pub(crate) fn read(path: &Path) -> anyhow::Result<Trace> {
-    let (input, total): (Box<dyn Read>, _) = if is_standard_input(path) {
-        (Box::new(io::stdin().lock()), None)
-    } else {
-        let file = File::open(path)?;
-        let metadata = file.metadata()?;
-        (Box::new(file), metadata.is_file().then_some(metadata.len()))
-    };
-    let mut progress = Progress::bytes("reading", total);
-    Ok(Trace::read_with_progress(input, |bytes| {
-        progress.set(bytes)
-    })?)
 }
 
 fn allocator(

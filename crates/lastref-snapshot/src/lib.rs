@@ -4,7 +4,7 @@
 //!   field names it serializes to are those of PyTorch's `torch.cuda.memory._snapshot()`, so that
 //!   tools made for one read the other.
 //! * [`trace`]: the allocation traces of programs, that is what a program asked for and when it
-//!   let go, read from CSV and checked.
+//!   let go, read from CSV and checked; [`program`] makes one from a snapshot's history.
 //!
 //! This crate knows no device and no allocator, and does no input or output beyond
 //! [`std::io::Read`].
@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 pub mod dump;
+pub mod program;
 pub mod read;
 mod snapshot;
 pub mod stats;
