@@ -98,12 +98,16 @@ enum Comparison {
     },
     /// PyTorch's allocations under `lastref.torch.guard` beside those without
     Torch,
-    /// The allocator beside mimalloc, the offset-allocator crate and ordered sets
+    /// The allocator beside mimalloc, the offset-allocator crate and ordered sets, or beside PyTorch
     Alloc {
+        /// Beside the real PyTorch, native and with expandable segments, and Python's `empty` beside torch's: a
+        /// version such as 2.15.0, or the folder of a Python environment that has torch
+        #[arg(long, value_name = "ENV")]
+        torch: Option<String>,
         /// Print JSON instead
         #[arg(long)]
         json: bool,
-        /// Traces to replay too
+        /// Traces to replay too [default: with --torch all there are]
         traces: Vec<PathBuf>,
     },
 }
@@ -136,7 +140,21 @@ fn run(task: Task) -> Result<()> {
             ..
         } => compare(&workspace, "gc", json, row.into_iter().map(PathBuf::from)),
         Task::Bench {
-            of: Some(Comparison::Alloc { json, traces }),
+            of:
+                Some(Comparison::Alloc {
+                    torch: Some(torch),
+                    json,
+                    traces,
+                }),
+            ..
+        } => torch::alloc::bench(&workspace, &torch, &traces, json),
+        Task::Bench {
+            of:
+                Some(Comparison::Alloc {
+                    torch: None,
+                    json,
+                    traces,
+                }),
             ..
         } => compare(&workspace, "alloc", json, traces),
         Task::Bench {

@@ -175,7 +175,8 @@ impl Environment {
         ])
     }
 
-    fn bin(&self, name: &str) -> PathBuf {
+    /// The path of a program that the environment has.
+    pub(crate) fn bin(&self, name: &str) -> PathBuf {
         self.folder.join("bin").join(name)
     }
 }

@@ -7,6 +7,7 @@
 //! 1. An installation in the cache is whole: it is made under another name and then renamed.
 //! 2. Whoever installs holds the lock of the cache; others wait for it. Nobody writes to what is installed.
 
+pub(crate) mod alloc;
 mod class;
 
 use std::fs::{self, File};

@@ -32,9 +32,10 @@ def cuda_include() -> Path:
 def build(folder: Path) -> Path:
     """Builds what is missing or older than its source, and returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
+    header = (HERE / "cudart.h").stat().st_mtime
     for source, library in LIBRARIES.items():
         made = folder / library
-        if made.exists() and made.stat().st_mtime >= (HERE / source).stat().st_mtime:
+        if made.exists() and made.stat().st_mtime >= max(header, (HERE / source).stat().st_mtime):
             continue
         # Others may build at the same time, or run with the one before.
         with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -9,6 +9,9 @@
 //   LASTREF_STANDIN_DEVICES    how many there are (1)
 //   LASTREF_STANDIN_OTHER_MIB  memory of each that another process holds (0)
 //   LASTREF_STANDIN_LATE=1     events are late; also standin_set_late(int), at run time
+//
+// Calls of the kinds that have a price in a latency table are counted, with the bytes that they name and, where they
+// move memory, the time that they take here: standin_counts.
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -20,7 +23,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
+
+#include "cudart.h"
 
 enum { MAX_DEVICES = 16 };
 static const size_t MIB = (size_t)1 << 20;
@@ -31,6 +37,7 @@ static size_t others;
 static int num_devices = 1;
 static atomic_int events_are_late;
 static _Atomic size_t used[MAX_DEVICES];
+static _Atomic size_t peak[MAX_DEVICES];
 
 static __thread int current;
 static __thread cudaError_t last_error;
@@ -53,6 +60,57 @@ void standin_set_late(int late) { events_are_late = late; }
 int standin_num_devices(void) { return num_devices; }
 size_t standin_used(int device) { return used[device]; }
 size_t standin_others(void) { return others; }
+size_t standin_peak(int device) { return peak[device]; }
+
+#define COUNTED(X)                                                                                             \
+  X(cudaMalloc) X(cudaFree) X(cudaMemGetInfo) X(cudaDeviceSynchronize)                                          \
+  X(cudaStreamCreate) X(cudaStreamDestroy) X(cudaStreamSynchronize) X(cudaStreamQuery) X(cudaStreamWaitEvent)   \
+  X(cudaEventCreate) X(cudaEventDestroy) X(cudaEventRecord) X(cudaEventQuery) X(cudaEventSynchronize)           \
+  X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap)           \
+  X(cuMemSetAccess)
+
+#define KIND(name) COUNT_##name,
+#define NAME(name) #name,
+enum kind { COUNTED(KIND) NUM_COUNTED };
+static const char* const names[] = {COUNTED(NAME)};
+static struct {
+  atomic_ullong calls, bytes, nanoseconds;
+} counts[NUM_COUNTED];
+
+static void count(enum kind kind, size_t bytes) {
+  atomic_fetch_add_explicit(&counts[kind].calls, 1, memory_order_relaxed);
+  atomic_fetch_add_explicit(&counts[kind].bytes, bytes, memory_order_relaxed);
+}
+
+static unsigned long long now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (unsigned long long)time.tv_sec * 1000000000 + (unsigned long long)time.tv_nsec;
+}
+
+// Counts the function it stands in, and the time until that returns.
+struct timed {
+  enum kind kind;
+  unsigned long long start;
+};
+static void stop(struct timed* timed) {
+  atomic_fetch_add_explicit(&counts[timed->kind].nanoseconds, now() - timed->start, memory_order_relaxed);
+}
+#define COUNT_TIMED(name, bytes)  \
+  count(COUNT_##name, bytes);     \
+  __attribute__((cleanup(stop))) struct timed timed = {COUNT_##name, now()}
+
+size_t standin_counts(struct standin_count* out, size_t room) {
+  for (size_t i = 0; i < NUM_COUNTED && i < room; ++i) {
+    out[i] = (struct standin_count){names[i], counts[i].calls, counts[i].bytes, counts[i].nanoseconds};
+  }
+  return NUM_COUNTED;
+}
+
+void standin_reset_counts(void) {
+  memset(counts, 0, sizeof counts);
+  for (int i = 0; i < num_devices; ++i) peak[i] = used[i];
+}
 
 static cudaError_t said(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
@@ -61,7 +119,12 @@ static cudaError_t said(cudaError_t error) {
 
 static int take(int device, size_t bytes) {
   size_t before = atomic_fetch_add(&used[device], bytes);
-  if (before + bytes + others <= capacity) return 1;
+  if (before + bytes + others <= capacity) {
+    size_t most = peak[device];
+    while (most < before + bytes && !atomic_compare_exchange_weak(&peak[device], &most, before + bytes)) {
+    }
+    return 1;
+  }
   atomic_fetch_sub(&used[device], bytes);
   return 0;
 }
@@ -93,6 +156,7 @@ static int by_start(const void* a, const void* b) {
 }
 
 cudaError_t cudaMalloc(void** out, size_t bytes) {
+  COUNT_TIMED(cudaMalloc, bytes);
   size_t whole = (bytes + PAGE - 1) & ~(PAGE - 1);
   if (!take(current, whole)) return said(cudaErrorMemoryAllocation);
   struct allocation* made = malloc(sizeof *made);
@@ -113,6 +177,7 @@ cudaError_t cudaMalloc(void** out, size_t bytes) {
 
 cudaError_t cudaFree(void* start) {
   if (start == NULL) return cudaSuccess;
+  COUNT_TIMED(cudaFree, 0);
   struct allocation key = {start, 0, 0}, *found = NULL;
   pthread_mutex_lock(&allocations_lock);
   struct allocation** node = tfind(&key, &allocations, by_start);
@@ -142,6 +207,7 @@ cudaError_t cudaFreeHost(void* start) {
 }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
+  count(COUNT_cudaMemGetInfo, 0);
   *total = capacity;
   *free_bytes = capacity - others - used[current];
   return cudaSuccess;
@@ -265,6 +331,7 @@ static struct stream* streams[4096];
 static size_t num_streams;
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned flags, int priority) {
+  count(COUNT_cudaStreamCreate, 0);
   struct stream* made = calloc(1, sizeof *made);
   pthread_mutex_lock(&streams_lock);
   if (num_streams < sizeof streams / sizeof *streams) streams[num_streams++] = made;
@@ -276,20 +343,29 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) {
   return cudaStreamCreateWithPriority(out, flags, 0);
 }
 cudaError_t cudaStreamCreate(cudaStream_t* out) { return cudaStreamCreateWithPriority(out, 0, 0); }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return cudaSuccess; }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  count(COUNT_cudaStreamDestroy, 0);
+  return cudaSuccess;
+}
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
   *priority = 0;
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  count(COUNT_cudaStreamSynchronize, 0);
   finish(of(stream), of(stream)->recorded);
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  count(COUNT_cudaStreamQuery, 0);
   return !events_are_late || of(stream)->over >= of(stream)->recorded ? cudaSuccess : cudaErrorNotReady;
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  count(COUNT_cudaStreamWaitEvent, 0);
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceSynchronize(void) {
+  count(COUNT_cudaDeviceSynchronize, 0);
   finish(&default_stream, default_stream.recorded);
   pthread_mutex_lock(&streams_lock);
   for (size_t i = 0; i < num_streams; ++i) finish(streams[i], streams[i]->recorded);
@@ -298,15 +374,18 @@ cudaError_t cudaDeviceSynchronize(void) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags) {
+  count(COUNT_cudaEventCreate, 0);
   *out = (cudaEvent_t)calloc(1, sizeof(struct event));
   return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t* out) { return cudaEventCreateWithFlags(out, 0); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  count(COUNT_cudaEventDestroy, 0);
   free(event);
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  count(COUNT_cudaEventRecord, 0);
   struct event* recorded = (struct event*)event;
   recorded->stream = of(stream);
   recorded->place = ++recorded->stream->recorded;
@@ -316,11 +395,13 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   return cudaEventRecord(event, stream);
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  count(COUNT_cudaEventQuery, 0);
   struct event* asked = (struct event*)event;
   int over = !events_are_late || asked->stream == NULL || asked->stream->over >= asked->place;
   return over ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  count(COUNT_cudaEventSynchronize, 0);
   struct event* asked = (struct event*)event;
   if (asked->stream != NULL) finish(asked->stream, asked->place);
   return cudaSuccess;
@@ -443,15 +524,18 @@ struct physical {
 
 static CUresult address_reserve(
     CUdeviceptr* out, size_t bytes, size_t alignment, CUdeviceptr hint, unsigned long long flags) {
+  COUNT_TIMED(cuMemAddressReserve, bytes);
   *out = (CUdeviceptr)reserve((void*)hint, bytes, PROT_NONE);
   return *out == 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 static CUresult address_free(CUdeviceptr start, size_t bytes) {
+  COUNT_TIMED(cuMemAddressFree, bytes);
   munmap((void*)start, bytes);
   return CUDA_SUCCESS;
 }
 static CUresult create(
     CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties, unsigned long long flags) {
+  COUNT_TIMED(cuMemCreate, bytes);
   int device = properties->location.id;
   if (!take(device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   struct physical* made = malloc(sizeof *made);
@@ -467,6 +551,7 @@ static CUresult create(
 }
 static CUresult release(CUmemGenericAllocationHandle handle) {
   struct physical* gone = (struct physical*)handle;
+  COUNT_TIMED(cuMemRelease, gone->bytes);
   close(gone->file);
   atomic_fetch_sub(&used[gone->device], gone->bytes);
   free(gone);
@@ -474,16 +559,19 @@ static CUresult release(CUmemGenericAllocationHandle handle) {
 }
 static CUresult map(
     CUdeviceptr start, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  COUNT_TIMED(cuMemMap, bytes);
   struct physical* what = (struct physical*)handle;
   int how = MAP_SHARED | MAP_FIXED | MAP_NORESERVE;
   void* mapped = mmap((void*)start, bytes, PROT_NONE, how, what->file, (off_t)offset);
   return mapped == MAP_FAILED ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
 }
 static CUresult unmap(CUdeviceptr start, size_t bytes) {
+  COUNT_TIMED(cuMemUnmap, bytes);
   int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
   return mmap((void*)start, bytes, PROT_NONE, how, -1, 0) == MAP_FAILED ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
 }
-static CUresult set_access(CUdeviceptr start, size_t bytes, const CUmemAccessDesc* who, size_t count) {
+static CUresult set_access(CUdeviceptr start, size_t bytes, const CUmemAccessDesc* who, size_t num_who) {
+  COUNT_TIMED(cuMemSetAccess, bytes);
   return mprotect((void*)start, bytes, PROT_READ | PROT_WRITE) == 0 ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
 }
 static CUresult granularity(
