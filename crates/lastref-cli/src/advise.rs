@@ -19,8 +19,8 @@ use serde::Serialize;
 
 use crate::Failure;
 use crate::numbers::grouped;
-use crate::progress::Progress;
 use crate::program::{self, From, Named};
+use crate::progress::Progress;
 use crate::replay::capacity;
 
 /// The settings that are tried, in the order in which they are preferred where all else is equal: the
@@ -46,8 +46,7 @@ const SWEEP: [&str; 15] = [
 const SWEEP_ON_A_DEVICE: [&str; 1] =
     ["garbage_collection_threshold:0.8,per_process_memory_fraction:0.99"];
 
-/// Settings whose peaks differ by less than this are alike, and the one with fewer device allocations
-/// is named.
+/// Settings whose peaks differ by less than this are alike; so are devices.
 const ALIKE: f64 = 1.005;
 
 #[derive(Args, Debug)]
@@ -267,30 +266,44 @@ fn try_one(
 }
 
 /// The setting under which PyTorch reserves least, in the file where it reserves most. Of those that
-/// are alike, the defaults, then the one with the fewest device allocations.
+/// are alike, the one that completes on the smallest device; then the defaults, then the one with the
+/// fewest device allocations.
 fn recommended(files: &[&[Tried]]) -> Option<Recommended> {
     struct Candidate<'a> {
         settings: &'a str,
         peak: u64,
+        smallest: u64,
         device_allocations: u64,
     }
-    let candidates: Vec<Candidate<'_>> = (0..files[0].len())
+    let most = |index: usize, of: fn(&Tried) -> u64| {
+        let in_files = files.iter().map(|tried| of(&tried[index]));
+        in_files.max().unwrap_or(0)
+    };
+    let mut candidates: Vec<Candidate<'_>> = (0..files[0].len())
         .filter(|index| {
             let pytorch = files[0][*index].policy == "pytorch";
             pytorch && files.iter().all(|tried| tried[*index].completes)
         })
         .map(|index| Candidate {
             settings: &files[0][index].settings,
-            peak: files.iter().map(|tried| tried[index].peak_reserved_bytes).max().unwrap_or(0),
-            device_allocations: files.iter().map(|tried| tried[index].device_allocations).sum(),
+            peak: most(index, |tried| tried.peak_reserved_bytes),
+            smallest: most(index, |tried| tried.smallest_bytes),
+            device_allocations: files
+                .iter()
+                .map(|tried| tried[index].device_allocations)
+                .sum(),
         })
         .collect();
-    let least = candidates.iter().map(|candidate| candidate.peak).min()?;
-    let alike = |candidate: &&Candidate<'_>| candidate.peak as f64 <= least as f64 * ALIKE;
+    for of in [
+        |candidate: &Candidate<'_>| candidate.peak,
+        |candidate: &Candidate<'_>| candidate.smallest,
+    ] {
+        let least = candidates.iter().map(of).min()?;
+        candidates.retain(|candidate| of(candidate) as f64 <= least as f64 * ALIKE);
+    }
+    // The first of those that are equal.
     let chosen = candidates
         .iter()
-        .filter(alike)
-        // The first of those that are equal.
         .min_by_key(|candidate| (!candidate.settings.is_empty(), candidate.device_allocations))?;
     Some(Recommended::new(chosen.settings))
 }
@@ -360,9 +373,16 @@ fn write_advice(out: &mut impl Write, advice: &Advice, capacity: Option<u64>) ->
             file.streams,
             if file.streams == 1 { "" } else { "s" },
             Bytes(file.peak_live_bytes),
-            capacity.map_or_else(String::new, |bytes| format!(", on a device of {}", Bytes(bytes)))
+            capacity.map_or_else(String::new, |bytes| format!(
+                ", on a device of {}",
+                Bytes(bytes)
+            ))
         )?;
-        if let Some(settings) = file.recorded_settings.as_ref().filter(|text| !text.is_empty()) {
+        if let Some(settings) = file
+            .recorded_settings
+            .as_ref()
+            .filter(|text| !text.is_empty())
+        {
             writeln!(out, "  {dim}recorded under {settings}{dim:#}")?;
         }
         let width = file.tried.iter().map(|tried| name(tried).len()).max();
@@ -386,7 +406,11 @@ fn write_advice(out: &mut impl Write, advice: &Advice, capacity: Option<u64>) ->
                 tried.reserved_over_live,
                 Bytes(tried.smallest_bytes).to_string(),
                 grouped(tried.device_allocations),
-                if tried.completes { "" } else { "  out of memory" }
+                if tried.completes {
+                    ""
+                } else {
+                    "  out of memory"
+                }
             )?;
         }
         write_recommended(out, file)?;
@@ -424,25 +448,33 @@ fn write_recommended(out: &mut impl Write, file: &FileAdvice) -> io::Result<()> 
     match (&recommended.line, of(""), of(&recommended.settings)) {
         (Some(line), Some(default), Some(chosen)) => {
             writeln!(out, "  {bold}{line}{bold:#}")?;
-            let saved = default
-                .peak_reserved_bytes
-                .saturating_sub(chosen.peak_reserved_bytes);
-            if default.completes {
-                writeln!(
-                    out,
-                    "  in the program's environment: {} less reserved at the peak than by default",
-                    Bytes(saved)
-                )
-            } else {
-                writeln!(
+            if !default.completes {
+                return writeln!(
                     out,
                     "  in the program's environment: it completes, and by default does not"
-                )
+                );
             }
+            let change = |what: &str, from: u64, to: u64| {
+                format!("{} {what} instead of {}", Bytes(to), Bytes(from))
+            };
+            writeln!(
+                out,
+                "  in the program's environment: {}, {}",
+                change(
+                    "reserved at the peak",
+                    default.peak_reserved_bytes,
+                    chosen.peak_reserved_bytes
+                ),
+                change(
+                    "for the smallest device",
+                    default.smallest_bytes,
+                    chosen.smallest_bytes
+                )
+            )
         }
         _ => writeln!(
             out,
-            "  keep the default settings: no other reserves {:.1} % less",
+            "  keep the default settings: no other is {:.1} % better",
             (ALIKE - 1.0) * 100.0
         ),
     }
@@ -472,16 +504,34 @@ mod tests {
         }
     }
 
+    #[test]
+    fn of_those_alike_the_one_for_the_smallest_device_is_chosen() {
+        let mut file = [tried("", 1000, 1), tried("a", 1001, 9), tried("b", 1002, 8)];
+        file[0].smallest_bytes = 990;
+        file[1].smallest_bytes = 900;
+        file[2].smallest_bytes = 904;
+        assert_eq!(chosen(&[&file]).as_deref(), Some("b"));
+    }
+
     fn chosen(files: &[&[Tried]]) -> Option<String> {
         recommended(files).map(|recommended| recommended.settings)
     }
 
     #[test]
     fn the_least_is_chosen_and_of_those_alike_the_one_with_fewest_calls() {
-        let file = [tried("", 2000, 1), tried("a", 1000, 9), tried("b", 1004, 5), tried("c", 1006, 1)];
+        let file = [
+            tried("", 2000, 1),
+            tried("a", 1000, 9),
+            tried("b", 1004, 5),
+            tried("c", 1006, 1),
+        ];
         assert_eq!(chosen(&[&file]).as_deref(), Some("b"));
         let file = [tried("", 1004, 90), tried("a", 1000, 9)];
-        assert_eq!(chosen(&[&file]).as_deref(), Some(""), "the defaults, if they are alike");
+        assert_eq!(
+            chosen(&[&file]).as_deref(),
+            Some(""),
+            "the defaults, if they are alike"
+        );
         assert_eq!(recommended(&[&file]).unwrap().line, None);
     }
 
@@ -495,7 +545,11 @@ mod tests {
         let mut lastref = tried("", 1, 1);
         lastref.policy = "lastref";
         let file = [file[0].clone(), lastref];
-        assert_eq!(chosen(&[&file]), None, "it is PyTorch's settings that are named");
+        assert_eq!(
+            chosen(&[&file]),
+            None,
+            "it is PyTorch's settings that are named"
+        );
     }
 
     #[test]

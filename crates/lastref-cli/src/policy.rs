@@ -51,7 +51,13 @@ mod tests {
             panic!("no policy");
         };
         assert_eq!(described(&settings), "expandable_segments:True");
-        for text in ["", "torch", "lastref:a:b", "pytorch:a:b", "pytorch:expandable_segments"] {
+        for text in [
+            "",
+            "torch",
+            "lastref:a:b",
+            "pytorch:a:b",
+            "pytorch:expandable_segments",
+        ] {
             assert!(text.parse::<Policy>().is_err(), "{text}");
         }
     }

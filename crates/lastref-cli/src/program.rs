@@ -82,10 +82,7 @@ pub(crate) fn programs(path: &Path) -> anyhow::Result<Vec<Named>> {
         Err(error) => error,
     };
     // Only the header tells. A trace that breaks off later is a trace.
-    let header = matches!(
-        not_a_trace.downcast_ref(),
-        Some(TraceError::Header { .. })
-    );
+    let header = matches!(not_a_trace.downcast_ref(), Some(TraceError::Header { .. }));
     if !header || is_standard_input(path) {
         return Err(not_a_trace);
     }

@@ -161,12 +161,7 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         );
         let bold = Style::new().bold();
         writeln!(out, "{bold}{name}{bold:#}")?;
-        write_line(
-            out,
-            "device",
-            &capacity.to_string(),
-            &memory,
-        )?;
+        write_line(out, "device", &capacity.to_string(), &memory)?;
         write_report(out, &report, smallest.as_ref(), arguments.verify)?;
     }
     if arguments.verbose

@@ -22,7 +22,12 @@ const NONE: u32 = u32::MAX;
 
 /// A block that was given out, to be given back by [`NativeAllocator::free`].
 #[derive(PartialEq, Eq, Hash, Debug)]
-pub struct NativeBlock(u32);
+pub struct NativeBlock {
+    /// Its place among the blocks, or [`NONE`].
+    index: u32,
+    /// The number of the allocation: another block may have the place by now.
+    ticket: u64,
+}
 
 /// An allocation failed after all that PyTorch tries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,6 +97,8 @@ struct Block {
     size: u64,
     /// How often its pool had been searched when it became free.
     searches_before: u64,
+    /// The number of the allocation that it was last given out for.
+    ticket: u64,
     state: State,
 }
 
@@ -157,6 +164,7 @@ pub struct NativeAllocator {
     searches: [u64; 2],
     pending: Vec<u32>,
     segments: u32,
+    tickets: u64,
     stats: NativeStats,
 }
 
@@ -176,6 +184,7 @@ impl NativeAllocator {
             searches: [0; 2],
             pending: Vec::new(),
             segments: 0,
+            tickets: 0,
             stats: NativeStats::default(),
         }
     }
@@ -207,7 +216,10 @@ impl NativeAllocator {
     /// [`Exhausted`] where PyTorch raises `OutOfMemoryError`.
     pub fn alloc(&mut self, bytes: u64, stream: u64) -> Result<NativeBlock, Exhausted> {
         if bytes == 0 {
-            return Ok(NativeBlock(NONE));
+            return Ok(NativeBlock {
+                index: NONE,
+                ticket: 0,
+            });
         }
         let rounded = if bytes > LARGEST_REQUEST {
             u64::MAX
@@ -243,23 +255,27 @@ impl NativeAllocator {
     ///
     /// If it was given back before.
     pub fn free_when_done(&mut self, block: &NativeBlock) {
-        if block.0 == NONE {
+        if block.index == NONE {
             return;
         }
-        let this = &mut self.blocks[block.0 as usize];
-        assert_eq!(this.state, State::Live, "a block is given back once");
+        let this = &mut self.blocks[block.index as usize];
+        let is_live = this.state == State::Live && this.ticket == block.ticket;
+        assert!(is_live, "a block is given back once, to where it is from");
         this.state = State::Pending;
         self.stats.allocated_bytes -= this.size;
         self.stats.pending_bytes += this.size;
-        self.pending.push(block.0);
+        self.pending.push(block.index);
     }
 
     /// The events of a block that was given back have completed.
     pub fn done(&mut self, block: NativeBlock) {
         // Nearly always the last. Not there if all were waited for.
-        if let Some(at) = self.pending.iter().rposition(|pending| *pending == block.0) {
+        let is_it = |pending: &u32| {
+            *pending == block.index && self.blocks[*pending as usize].ticket == block.ticket
+        };
+        if let Some(at) = self.pending.iter().rposition(is_it) {
             self.pending.swap_remove(at);
-            self.free_block(block.0);
+            self.free_block(block.index);
         }
     }
 
@@ -350,9 +366,14 @@ impl NativeAllocator {
             self.put(rest);
         }
         let this = &mut self.blocks[block as usize];
+        self.tickets += 1;
         this.state = State::Live;
+        this.ticket = self.tickets;
         self.stats.allocated_bytes += this.size;
-        NativeBlock(block)
+        NativeBlock {
+            index: block,
+            ticket: self.tickets,
+        }
     }
 
     /// Shortens a block to `size`. Returns the new block behind it, in the same state and in no pool.
@@ -414,9 +435,8 @@ impl NativeAllocator {
     fn merge(&mut self, block: u32) {
         let Block { prev, next, .. } = self.blocks[block as usize];
         let state = self.blocks[block as usize].state;
-        let same = |this: &Self, other: u32| {
-            other != NONE && this.blocks[other as usize].state == state
-        };
+        let same =
+            |this: &Self, other: u32| other != NONE && this.blocks[other as usize].state == state;
         if same(self, prev) {
             self.pull(prev);
             let before = self.blocks[prev as usize].clone();
@@ -548,6 +568,7 @@ impl NativeAllocator {
             offset: 0,
             size,
             searches_before: 0,
+            ticket: 0,
             state,
         })
     }
@@ -569,7 +590,9 @@ impl NativeAllocator {
             return None;
         }
         loop {
-            let Block { size: has, next, .. } = self.blocks[block as usize];
+            let Block {
+                size: has, next, ..
+            } = self.blocks[block as usize];
             if has >= size {
                 break;
             }
@@ -622,7 +645,9 @@ impl NativeAllocator {
     /// Maps whole pages at the start of an unmapped block, enough for `size` or for all of it, and puts
     /// what is then free into the pool.
     fn map(&mut self, block: u32, size: u64) -> bool {
-        let Block { pool, size: has, .. } = self.blocks[block as usize];
+        let Block {
+            pool, size: has, ..
+        } = self.blocks[block as usize];
         let page = self.page(pool as usize);
         let bytes = size.min(has).next_multiple_of(page);
         if !self.hold(bytes, bytes) {
@@ -675,10 +700,7 @@ impl NativeAllocator {
             pool, offset, size, ..
         } = self.blocks[block as usize];
         let page = self.page(pool as usize);
-        let (start, end) = (
-            offset.next_multiple_of(page),
-            (offset + size) / page * page,
-        );
+        let (start, end) = (offset.next_multiple_of(page), (offset + size) / page * page);
         if start >= end {
             return;
         }
@@ -773,6 +795,326 @@ impl NativeAllocator {
                 self.release_segment(block);
             }
             whole = young;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn on(settings: &str, capacity: u64) -> NativeAllocator {
+        NativeAllocator::new(settings.parse().unwrap(), capacity)
+    }
+
+    fn alloc(allocator: &mut NativeAllocator, mebibytes: u64) -> NativeBlock {
+        allocator.alloc(mebibytes * MIB, 0).unwrap()
+    }
+
+    fn reserved(allocator: &NativeAllocator) -> u64 {
+        allocator.stats().reserved_bytes / MIB
+    }
+
+    /// What PyTorch's developers published of it: eight blocks of 16 MiB and then four of 32.
+    #[test]
+    fn the_example_of_pytorchs_developers() {
+        let run = |settings, sizes: [(u64, u64); 2]| {
+            let mut allocator = on(settings, 8 << 30);
+            for (count, mebibytes) in sizes {
+                let blocks: Vec<_> = (0..count)
+                    .map(|_| alloc(&mut allocator, mebibytes))
+                    .collect();
+                for block in blocks {
+                    allocator.free(block);
+                }
+            }
+            reserved(&allocator)
+        };
+        assert_eq!(run("", [(8, 16), (4, 32)]), 256);
+        assert_eq!(run("", [(4, 32), (8, 16)]), 128);
+        assert_eq!(run("expandable_segments:True", [(8, 16), (4, 32)]), 140);
+    }
+
+    #[test]
+    fn a_stream_uses_no_other_streams_memory() {
+        let mut allocator = on("", 8 << 30);
+        let block = allocator.alloc(20 * MIB, 7).unwrap();
+        allocator.free(block);
+        let _other = allocator.alloc(20 * MIB, 8).unwrap();
+        assert_eq!(reserved(&allocator), 40);
+        let _same = allocator.alloc(20 * MIB, 7).unwrap();
+        assert_eq!(reserved(&allocator), 40);
+    }
+
+    #[test]
+    fn nothing_is_taken_for_no_bytes() {
+        let mut allocator = on("", 8 << 30);
+        let block = allocator.alloc(0, 0).unwrap();
+        assert_eq!(allocator.stats(), NativeStats::default());
+        allocator.free_when_done(&block);
+        allocator.free(block);
+    }
+
+    #[test]
+    fn a_pending_block_is_neither_merged_nor_used() {
+        let mut allocator = on("", 8 << 30);
+        let blocks: Vec<_> = (0..5).map(|_| alloc(&mut allocator, 4)).collect();
+        let [a, b, ..] = &blocks[..] else {
+            unreachable!()
+        };
+        allocator.free_when_done(a);
+        allocator.free_when_done(b);
+        let stats = allocator.stats();
+        assert_eq!(
+            (stats.allocated_bytes, stats.pending_bytes),
+            (12 * MIB, 8 * MIB)
+        );
+        assert_eq!(stats.largest_free_bytes, 0);
+        let mut blocks = blocks.into_iter();
+        allocator.done(blocks.next().unwrap());
+        assert_eq!(allocator.stats().largest_free_bytes, 4 * MIB);
+        allocator.done(blocks.next().unwrap());
+        assert_eq!(allocator.stats().largest_free_bytes, 8 * MIB);
+        allocator.check();
+    }
+
+    /// The free blocks are not searched again after pending events were waited for (PyTorch's issue
+    /// 189504), so that the same call fails and then does not.
+    #[test]
+    fn what_waiting_made_free_serves_the_next_call() {
+        let mut allocator = on("", 20 * MIB);
+        let blocks: Vec<_> = (0..5).map(|_| alloc(&mut allocator, 4)).collect();
+        allocator.free_when_done(&blocks[0]);
+        allocator.free_when_done(&blocks[1]);
+        let failed = allocator.alloc(8 * MIB, 0).unwrap_err();
+        assert_eq!((failed.released, failed.hopeless), (0, false));
+        assert_eq!(allocator.stats().num_ooms, 1);
+        let _block = alloc(&mut allocator, 8);
+        for block in blocks.into_iter().take(2) {
+            // Its event is one of those waited for: this must not free it twice.
+            allocator.done(block);
+        }
+        allocator.check();
+    }
+
+    #[test]
+    fn a_full_device_gets_its_free_segments_back() {
+        let mut allocator = on("", 100 * MIB);
+        let small = alloc(&mut allocator, 30);
+        let kept = alloc(&mut allocator, 40);
+        allocator.free(small);
+        let _large = alloc(&mut allocator, 60);
+        let stats = allocator.stats();
+        assert_eq!((reserved(&allocator), stats.num_device_free), (100, 1));
+        assert_eq!((stats.num_alloc_retries, stats.num_ooms), (1, 0));
+        assert!(allocator.alloc(2 * MIB, 0).is_err());
+        let hopeless = allocator.alloc(101 * MIB, 0).unwrap_err();
+        assert!(hopeless.hopeless);
+        allocator.free(kept);
+    }
+
+    #[test]
+    fn a_large_block_is_not_split_under_a_max_split_size() {
+        let mut allocator = on("max_split_size_mb:64", 8 << 30);
+        let block = alloc(&mut allocator, 100);
+        allocator.free(block);
+        let _small = alloc(&mut allocator, 50);
+        assert_eq!(reserved(&allocator), 150, "the 100 MiB are not for 50");
+        let _near = alloc(&mut allocator, 81);
+        assert_eq!(
+            reserved(&allocator),
+            150,
+            "but for 81, which is within 20 of it"
+        );
+        let mut allocator = on("max_split_size_mb:64", 8 << 30);
+        let block = alloc(&mut allocator, 100);
+        allocator.free(block);
+        let _far = alloc(&mut allocator, 80);
+        assert_eq!(reserved(&allocator), 180);
+    }
+
+    #[test]
+    fn old_segments_are_collected_at_the_threshold() {
+        let conf = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.8";
+        let mut allocator = on(conf, 1000 * MIB);
+        let old = alloc(&mut allocator, 300);
+        allocator.free(old);
+        for _ in 0..10 {
+            let young = alloc(&mut allocator, 310);
+            allocator.free(young);
+        }
+        // 610 of the 800 allowed are reserved; the block of 300 has not been used for long.
+        let _new = alloc(&mut allocator, 320);
+        assert_eq!(allocator.stats().num_device_free, 1);
+        assert_eq!(reserved(&allocator), 630);
+        let mut alone = on("garbage_collection_threshold:0.5", 1000 * MIB);
+        let old = alloc(&mut alone, 600);
+        alone.free(old);
+        let _new = alloc(&mut alone, 350);
+        assert_eq!(
+            alone.stats().num_device_free,
+            0,
+            "nothing without a fraction"
+        );
+    }
+
+    #[test]
+    fn pages_of_an_expandable_segment_go_back_and_return() {
+        let mut allocator = on("expandable_segments:True", 200 * MIB);
+        let first = alloc(&mut allocator, 40);
+        let second = alloc(&mut allocator, 40);
+        assert_eq!(
+            (reserved(&allocator), allocator.stats().num_device_alloc),
+            (80, 2)
+        );
+        allocator.free(first);
+        assert_eq!(allocator.empty_cache(), 40 * MIB);
+        // Lowest first: the hole is mapped again, and what is missing behind the second block is not
+        // next to it.
+        let third = alloc(&mut allocator, 50);
+        assert_eq!(reserved(&allocator), 40 + 60);
+        allocator.free(second);
+        allocator.free(third);
+        assert_eq!(allocator.empty_cache(), 100 * MIB);
+        assert_eq!(allocator.stats().reserved_bytes, 0);
+        allocator.check();
+    }
+
+    #[test]
+    fn an_early_refusal_gives_nothing_back() {
+        let run = |settings| {
+            let mut allocator = on(settings, 100 * MIB);
+            let block = alloc(&mut allocator, 60);
+            allocator.free(block);
+            allocator.alloc(80 * MIB, 0).is_ok()
+        };
+        assert!(run(""));
+        assert!(!run("throw_on_cudamalloc_oom:True"));
+    }
+
+    impl NativeAllocator {
+        /// Blocks cover their segments, those that are free are merged and in their pools, and the
+        /// counters are sums over them.
+        fn check(&self) {
+            let gone: std::collections::HashSet<u32> = self.spare.iter().copied().collect();
+            let is_there = |block: u32| block != NONE && !gone.contains(&block);
+            let (mut mapped, mut live, mut pending) = (0, 0, 0);
+            let (mut free, mut unmapped) = (0, 0);
+            for (index, block) in (0..).zip(&self.blocks) {
+                if !is_there(index) {
+                    continue;
+                }
+                assert!(block.size > 0 && block.size.is_multiple_of(UNIT));
+                let pool = &self.pools[block.pool as usize];
+                match block.state {
+                    State::Live => live += block.size,
+                    State::Pending => pending += block.size,
+                    State::Free => {
+                        free += 1;
+                        assert_eq!(pool.free.get(&block.key()), Some(&index));
+                    }
+                    State::Unmapped => {
+                        unmapped += 1;
+                        assert_eq!(pool.unmapped.get(&block.place()), Some(&index));
+                        assert!(self.settings.expandable);
+                        assert_eq!(block.offset % self.page(block.pool as usize), 0);
+                    }
+                }
+                if block.state != State::Unmapped {
+                    mapped += block.size;
+                }
+                if block.prev == NONE {
+                    assert_eq!(block.offset, 0);
+                }
+                if block.next != NONE {
+                    let next = &self.blocks[block.next as usize];
+                    assert!(is_there(block.next));
+                    assert_eq!((next.prev, next.segment), (index, block.segment));
+                    assert_eq!(next.offset, block.offset + block.size);
+                    let merges = matches!(block.state, State::Free | State::Unmapped);
+                    assert!(!(merges && next.state == block.state), "not merged");
+                }
+            }
+            assert_eq!(
+                free,
+                self.pools.iter().map(|pool| pool.free.len()).sum::<usize>()
+            );
+            assert_eq!(
+                unmapped,
+                self.pools
+                    .iter()
+                    .map(|pool| pool.unmapped.len())
+                    .sum::<usize>()
+            );
+            let stats = self.stats;
+            assert_eq!(mapped, stats.reserved_bytes);
+            assert_eq!(
+                (live, pending),
+                (stats.allocated_bytes, stats.pending_bytes)
+            );
+            assert!(stats.reserved_bytes <= stats.peak_reserved_bytes);
+            assert!(self.held <= self.capacity);
+            assert!(
+                self.limit
+                    .is_none_or(|limit| self.settings.expandable || stats.reserved_bytes <= limit)
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn its_books_balance(
+            settings in prop::sample::select(vec![
+                "",
+                "expandable_segments:True",
+                "expandable_segments:True,max_split_size_mb:32",
+                "expandable_segments:True,expandable_segments_reserve:0.5",
+                "max_split_size_mb:32",
+                "max_split_size_mb:24,garbage_collection_threshold:0.6,per_process_memory_fraction:0.9",
+                "roundup_power2_divisions:4",
+                "large_segment_size_mb:21",
+            ]),
+            operations in prop::collection::vec((0_u8..10, 0_u64..3, any::<u32>()), 1..400),
+        ) {
+            let mut allocator = on(settings, 256 * MIB);
+            let mut live = Vec::new();
+            let mut waiting = Vec::new();
+            for (what, stream, number) in operations {
+                // Of all magnitudes, up to 64 MiB.
+                let bytes = u64::from(number) >> (6 + number % 20);
+                let at = number as usize;
+                match what {
+                    0..=4 => live.extend(allocator.alloc(bytes, stream)),
+                    5 if !live.is_empty() => {
+                        let block = live.swap_remove(at % live.len());
+                        allocator.free_when_done(&block);
+                        waiting.push(block);
+                    }
+                    6 if !waiting.is_empty() => {
+                        allocator.done(waiting.swap_remove(at % waiting.len()));
+                    }
+                    9 if number % 16 == 0 => {
+                        allocator.empty_cache();
+                    }
+                    _ if !live.is_empty() => allocator.free(live.swap_remove(at % live.len())),
+                    _ => {}
+                }
+                allocator.check();
+            }
+            for block in live {
+                allocator.free(block);
+            }
+            for block in waiting {
+                allocator.done(block);
+            }
+            allocator.empty_cache();
+            prop_assert_eq!(allocator.stats().reserved_bytes, 0);
+            // But for address space that no page was ever mapped into.
+            let left = allocator.blocks.len() - allocator.spare.len();
+            let unmapped = allocator.pools.iter().map(|pool| pool.unmapped.len());
+            prop_assert_eq!(left, unmapped.sum::<usize>());
         }
     }
 }

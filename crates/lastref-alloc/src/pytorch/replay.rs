@@ -11,8 +11,8 @@ use crate::device::DeviceIndex;
 use crate::error::{AllocError, OutOfMemoryError};
 use crate::ladder::{Rung, RungOutcome, RungReport};
 use crate::replay::{
-    Live, OutOfMemory, PROGRESS_STEP, Place, ReplayOptions, ReplayReport, SMALLEST_STEP_BYTES, Smallest, peak_live_bytes,
-    scaled, search_smallest,
+    Live, OutOfMemory, PROGRESS_STEP, Place, ReplayOptions, ReplayReport, SMALLEST_STEP_BYTES,
+    Smallest, peak_live_bytes, scaled, search_smallest,
 };
 use crate::sim::{Call, LatencyTable};
 

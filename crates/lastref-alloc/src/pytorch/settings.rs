@@ -108,7 +108,8 @@ impl Settings {
             return MIN_BLOCK;
         }
         let divisions = self.divisions_for(bytes);
-        if divisions > 1 && bytes > MIN_BLOCK * divisions {
+        // It wraps there too.
+        if divisions > 1 && bytes > MIN_BLOCK.wrapping_mul(divisions) {
             round_to_division(bytes, divisions)
         } else {
             bytes.next_multiple_of(MIN_BLOCK)
@@ -514,19 +515,31 @@ mod tests {
     #[test]
     fn sizes_are_rounded_as_pytorch_rounds_them() {
         let plain = Settings::default();
-        for (bytes, rounded) in [(1, 512), (512, 512), (513, 1024), (3 * MIB + 1, 3 * MIB + 512)] {
+        for (bytes, rounded) in [
+            (1, 512),
+            (512, 512),
+            (513, 1024),
+            (3 * MIB + 1, 3 * MIB + 512),
+        ] {
             assert_eq!(plain.round(bytes), rounded);
         }
         // PyTorch's own example: 1200 between 1024 and 2048, four steps.
         assert_eq!(round_to_division(1200, 4), 1280);
         let eighths = parsed("roundup_power2_divisions:8");
-        assert_eq!(eighths.round(4096), 4096, "512 for each division is left alone");
+        assert_eq!(
+            eighths.round(4096),
+            4096,
+            "512 for each division is left alone"
+        );
         assert_eq!(eighths.round(4097), 4608);
         assert_eq!(eighths.round(65 * MIB), 72 * MIB);
         assert_eq!(eighths.round(64 * MIB), 64 * MIB);
         let halves = parsed("roundup_power2_divisions:2");
         assert_eq!(halves.round(65 * MIB), 96 * MIB);
-        assert_eq!(parsed("roundup_power2_divisions:1").round(65 * MIB + 1), 65 * MIB + 512);
+        assert_eq!(
+            parsed("roundup_power2_divisions:1").round(65 * MIB + 1),
+            65 * MIB + 512
+        );
     }
 
     #[test]
@@ -558,7 +571,10 @@ mod tests {
             assert_eq!(settings, parsed(&settings.to_string()), "{settings}");
         }
         assert_eq!(parsed("").to_string(), "");
-        assert_eq!(parsed("backend:native, expandable_segments:False,").to_string(), "");
+        assert_eq!(
+            parsed("backend:native, expandable_segments:False,").to_string(),
+            ""
+        );
     }
 
     #[test]
