@@ -42,7 +42,7 @@ impl Named {
     }
 }
 
-pub(crate) fn is_standard_input(path: &Path) -> bool {
+fn is_standard_input(path: &Path) -> bool {
     path == Path::new("-")
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn name(path: &Path) -> String {
 }
 
 /// Reads a trace.
-pub(crate) fn trace(path: &Path) -> anyhow::Result<Trace> {
+fn trace(path: &Path) -> anyhow::Result<Trace> {
     let (input, total): (Box<dyn Read>, _) = if is_standard_input(path) {
         (Box::new(io::stdin().lock()), None)
     } else {
@@ -112,6 +112,17 @@ pub(crate) fn programs(path: &Path) -> anyhow::Result<Vec<Named>> {
         },
     });
     Ok(named.collect())
+}
+
+/// Reads the one program of a trace or a snapshot.
+pub(crate) fn one(path: &Path) -> anyhow::Result<Trace> {
+    let mut programs = programs(path)?;
+    anyhow::ensure!(
+        programs.len() == 1,
+        "{} devices have a history, and a replay has one; `lastref advise` tries each",
+        programs.len()
+    );
+    Ok(programs.remove(0).trace)
 }
 
 fn open(path: &Path) -> io::Result<(File, Option<u64>)> {

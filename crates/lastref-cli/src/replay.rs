@@ -31,7 +31,7 @@ const DEFAULT_CAPACITY: u64 = 80 << 30;
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// The trace: CSV with the header op,id,bytes,stream,phase,label, plain or gzip; - reads
-    /// standard input
+    /// standard input. Or a memory snapshot of PyTorch's with a history
     trace: PathBuf,
 
     /// The device's memory, such as 8GiB or 11GB [default: 80GiB, or twice the peak of live bytes]
@@ -121,7 +121,7 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
     let name = program::name(&arguments.trace);
     let settings = AllocatorOptions::from_env()
         .map_err(|error| Failure::BadInput(anyhow!("{CONF_VARIABLE}: {error}")))?;
-    let trace = program::trace(&arguments.trace)
+    let trace = program::one(&arguments.trace)
         .with_context(|| format!("cannot read the trace from {name}"))
         .map_err(Failure::BadInput)?;
     let live = peak_live_bytes(&trace, arguments.scale);
