@@ -894,3 +894,20 @@ fn advice_on_what_has_no_history_is_refused() {
     run_with(&["advise", "-"], HEADER.replace("op", "up").as_bytes())
         .refused("expected the header");
 }
+
+#[test]
+fn the_guide_quotes_what_advice_prints() {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/advise.md");
+    let guide = fs::read_to_string(guide).unwrap();
+    let (_, quoted) = guide.split_once("<!-- advise -->\n```text\n").unwrap();
+    let (quoted, _) = quoted.split_once("```").unwrap();
+    let trace = testdata("resnet50_prefetch_multiscale.csv.gz");
+    let done = run(&["advise", trace.to_str().unwrap()]);
+    let mut printed = done.out.lines();
+    for line in quoted.lines() {
+        assert!(
+            printed.any(|other| other == line),
+            "{line:?} is not, or not there, in {done:?}"
+        );
+    }
+}

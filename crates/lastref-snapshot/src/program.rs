@@ -8,7 +8,7 @@
 //! A free is taken to be where the history says `free_completed`: between that and `free_requested` a
 //! block waits for another stream, under any allocator.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::AddAssign;
 
 use crate::dump::{Action, Dump, Entry, History, StackId};
@@ -155,29 +155,26 @@ impl Known {
 
 /// The blocks that were there before the first entry, by address, with ids in that order.
 fn before(dump: &Dump, history: &History) -> Vec<Before> {
-    // Whether an address was allocated, and is still, as far as the history says.
-    let mut seen: HashMap<u64, bool> = HashMap::new();
+    // Addresses that the history speaks of: what is there first says whether there was a block.
+    let mut seen: HashSet<u64> = HashSet::new();
     let mut before = Vec::new();
     for entry in dump.entries_of(history) {
-        match entry.action {
-            Action::Alloc => {
-                seen.insert(entry.address, true);
-            }
-            Action::FreeCompleted => {
-                if seen.insert(entry.address, false).is_none() {
-                    before.push(Before {
-                        address: entry.address,
-                        known: Known::of(entry, 0),
-                        stack: StackId::default(),
-                    });
-                }
-            }
-            _ => {}
+        let is_alloc = entry.action == Action::Alloc;
+        if !is_alloc && entry.action != Action::FreeCompleted {
+            continue;
+        }
+        let first = seen.insert(entry.address);
+        if first && !is_alloc {
+            before.push(Before {
+                address: entry.address,
+                known: Known::of(entry, 0),
+                stack: StackId::default(),
+            });
         }
     }
     for segment in dump.segments_of(history.device) {
         for block in dump.blocks_of(segment) {
-            if block.is_active() && !seen.contains_key(&block.address) {
+            if block.is_active() && !seen.contains(&block.address) {
                 before.push(Before {
                     address: block.address,
                     known: Known {

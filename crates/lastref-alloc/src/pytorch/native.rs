@@ -484,10 +484,10 @@ impl NativeAllocator {
         let mut released = 0;
         if !self.refuses_early(size) {
             let before = self.stats.reserved_bytes;
-            if self.release_oversize(pool, size) {
-                if let Some(block) = self.ask(pool, size) {
-                    return Ok(block);
-                }
+            if self.release_oversize(pool, size)
+                && let Some(block) = self.ask(pool, size)
+            {
+                return Ok(block);
             }
             self.empty_cache();
             released = before - self.stats.reserved_bytes;
@@ -630,9 +630,8 @@ impl NativeAllocator {
             }
         }
         let page = self.page(pool);
-        let space = self.settings.address_space(self.capacity) / page;
-        let whole = self.settings.address_space(self.capacity) % page == 0;
-        let space = (space + u64::from(!whole)).saturating_mul(page);
+        let space = self.settings.address_space(self.capacity);
+        let space = space.div_ceil(page).saturating_mul(page);
         if space < size {
             return None;
         }
