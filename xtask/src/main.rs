@@ -9,6 +9,7 @@
 //! | [`rules`] | what the sources must obey: arrows between crates, unsafe files, text |
 //! | [`python`] | the environment of our own, the wheel, the Python tests |
 //! | [`torch`] | real PyTorch: installations in a cache, the tests on them, the class that the shim wraps |
+//! | [`snapshots`] | reading a large snapshot, measured |
 //! | [`traces`] | where allocation traces are, and what replaying them must give |
 //!
 //! Nothing here is shared with the shipped crates: xtask calls what a user would call.
@@ -22,6 +23,7 @@ mod command;
 mod mutants;
 mod python;
 mod rules;
+mod snapshots;
 mod steps;
 mod suite;
 mod torch;
@@ -98,6 +100,8 @@ enum Comparison {
     },
     /// PyTorch's allocations under `lastref.torch.guard` beside those without
     Torch,
+    /// The figures of a snapshot of a gigabyte: time and memory
+    Snapshot,
     /// The allocator beside mimalloc, the offset-allocator crate and ordered sets, or beside PyTorch
     Alloc {
         /// Beside the real PyTorch, native and with expandable segments, and Python's `empty` beside torch's: a
@@ -157,6 +161,10 @@ fn run(task: Task) -> Result<()> {
                 }),
             ..
         } => compare(&workspace, "alloc", json, traces),
+        Task::Bench {
+            of: Some(Comparison::Snapshot),
+            ..
+        } => snapshots::bench(&workspace),
         Task::Bench {
             of: Some(Comparison::Torch),
             ..

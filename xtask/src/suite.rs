@@ -202,6 +202,15 @@ fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
                 .run()
         })?;
     }
+    steps.step(
+        "the reader of snapshots, on random changes to real ones",
+        || {
+            cargo(workspace)
+                .args(["test", "--package", "lastref-snapshot", "--test", "fuzz"])
+                .env("LASTREF_FUZZ_SECONDS", "60")
+                .run()
+        },
+    )?;
     steps.step("the collector's long tests", || {
         cargo(workspace)
             .args(["test", "--package", "lastref"])

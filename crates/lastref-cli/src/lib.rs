@@ -18,6 +18,7 @@ mod policy;
 mod program;
 mod progress;
 mod replay;
+mod snapshot;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -41,6 +42,14 @@ enum Command {
     Replay(replay::Arguments),
     /// Try a program's allocations under other settings of PyTorch's allocator, and name the best
     Advise(advise::Arguments),
+    /// Print the figures of a memory snapshot
+    Stats(snapshot::stats::Arguments),
+    /// Say what holds the memory of a snapshot, and why an allocation failed
+    Explain(snapshot::explain::Arguments),
+    /// Say what grew from one snapshot to another
+    Diff(snapshot::diff::Arguments),
+    /// Write a snapshot in a form for other tools: Perfetto, tables, flame graphs
+    Export(snapshot::export::Arguments),
     /// List the devices that are there
     Devices(devices::Arguments),
 }
@@ -99,6 +108,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Demo(arguments) => demo::run(&arguments, &mut out),
         Command::Replay(arguments) => replay::run(&arguments, &mut out),
         Command::Advise(arguments) => advise::run(&arguments, &mut out),
+        Command::Stats(arguments) => snapshot::stats::run(&arguments, &mut out),
+        Command::Explain(arguments) => snapshot::explain::run(&arguments, &mut out),
+        Command::Diff(arguments) => snapshot::diff::run(&arguments, &mut out),
+        Command::Export(arguments) => snapshot::export::run(&arguments, &mut out),
         Command::Devices(arguments) => devices::run(&arguments, &mut out),
     };
     let (status, error) = match result.and_then(|()| Ok(out.flush()?)) {

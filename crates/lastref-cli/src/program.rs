@@ -90,7 +90,6 @@ pub(crate) fn programs(path: &Path) -> anyhow::Result<Vec<Named>> {
     let mut progress = Progress::bytes("reading", total);
     let dump = Dump::read_with_progress(file, |bytes| progress.set(bytes))
         .context("neither an allocation trace nor a memory snapshot")?;
-    drop(progress);
     let programs = Program::of(&dump)?;
     anyhow::ensure!(
         !programs.is_empty(),

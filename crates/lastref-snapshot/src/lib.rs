@@ -23,12 +23,16 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod diff;
 pub mod dump;
+pub mod explain;
 pub mod program;
 pub mod read;
+pub mod rebuild;
 mod snapshot;
 pub mod stats;
 pub mod trace;
+mod write;
 
 pub use dump::Dump;
 pub use snapshot::{
