@@ -2,11 +2,11 @@
 
     python policy.py LASTREF FOLDER [--few] TRACE...
 
-LASTREF is the command, FOLDER where the harness over PyTorch's allocator is built. Each trace is replayed through
-both: under the settings of ``lastref advise`` on a device that is large enough, and on devices that are hardly so, where
-the allocator gives memory back and fails. Peak of reserved bytes, device allocations and the operation that failed must
-be the same. The setting that ``advise`` names must be, by the real peaks, within 1 % of the best. ``--few``: of
-the settings a few, for PyTorch's other versions.
+LASTREF is the command, FOLDER where the harness over PyTorch's allocator is built. Each trace is replayed through both:
+under the settings of ``lastref advise`` on a device that is large enough, and on devices that are hardly so, where the
+allocator gives memory back and fails. Peak of reserved bytes, device allocations and the operation that failed must be
+the same. The setting that ``advise`` names must be, by the real peaks, within 1 % of the best. ``--few``: of the
+settings a few, for PyTorch's other versions.
 """
 
 import array
@@ -28,7 +28,13 @@ MIB = 1 << 20
 LARGE_MIB = MIB
 #: How far the peak under the setting that is named may be from the best.
 NAMED = 1.01
-FEW = ["", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:8", "large_segment_size_mb:64"]
+FEW = [
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:128",
+    "roundup_power2_divisions:8",
+    "large_segment_size_mb:64",
+]
 #: Tried on the smallest device that completes, by the model, and on one a page smaller.
 TIGHT = ["", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:8"]
 #: Tried on devices of so many times the live bytes: these depend on the device.
@@ -181,8 +187,8 @@ def main() -> None:
             comparison = Comparison(command, made, trace, pool)
             row = comparison.few() if few else comparison.sweep()
             comparison.of_a_device(known=not few)
-            wrong = len(comparison.differences)
-            print(f"    {comparison.name:<32} {comparison.compared:>8} {comparison.compared - wrong:>5}  {row}", flush=True)
+            same = comparison.compared - len(comparison.differences)
+            print(f"    {comparison.name:<32} {comparison.compared:>8} {same:>5}  {row}", flush=True)
             differences += comparison.differences
             comparison.operations.unlink()
     if not few:
