@@ -188,15 +188,19 @@ void replay(const char* path) {
   }
   double host = nanoseconds_since(start);
   size_t reserved = standin_peak(0);
+  auto stats = caching::getDeviceStats(0);
   struct standin_count counts[64];
   size_t count = std::min<size_t>(standin_counts(counts, 64), 64);
   for (size_t i = 0; i < count; ++i) host -= static_cast<double>(counts[i].nanoseconds);
 
   std::printf(
       "{\"operations\": %zu, \"out_of_memory\": %s, \"nanoseconds\": %.2f, \"peak_live_bytes\": %llu, "
-      "\"peak_reserved_bytes\": %zu, \"calls\": {",
+      "\"peak_reserved_bytes\": %zu, \"stats\": {\"reserved_bytes.all.peak\": %lld, \"num_device_alloc\": %lld, "
+      "\"num_device_free\": %lld, \"num_alloc_retries\": %lld}, \"calls\": {",
       done, out_of_memory ? "true" : "false", host / static_cast<double>(std::max<size_t>(done, 1)),
-      static_cast<unsigned long long>(peak), reserved);
+      static_cast<unsigned long long>(peak), reserved, static_cast<long long>(stats.reserved_bytes[0].peak),
+      static_cast<long long>(stats.num_device_alloc), static_cast<long long>(stats.num_device_free),
+      static_cast<long long>(stats.num_alloc_retries));
   for (size_t i = 0; i < count; ++i) {
     std::printf(
         "%s\"%s\": {\"calls\": %llu, \"bytes\": %llu}", i == 0 ? "" : ", ", counts[i].name, counts[i].calls,

@@ -32,6 +32,7 @@
 //! | `error`, `pinning` | what the error says; which blocks are in the way |
 //! | [`sim`] | the simulated device (Linux) |
 //! | [`replay`] | running an allocation trace through the allocator |
+//! | [`pytorch`] | PyTorch's own allocator as numbers, to compare with |
 
 mod allocator;
 mod anchor;
@@ -49,6 +50,7 @@ mod order;
 mod owner;
 mod pinning;
 mod pool;
+pub mod pytorch;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 pub mod replay;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]

@@ -35,7 +35,7 @@ pub const SMALLEST_STEP_BYTES: u64 = 2 << 20;
 /// In blocks that are not checked whole, the distance between checked words.
 const STAMP_STEP_BYTES: u64 = 2 << 20;
 /// The progress callback is called once in so many operations.
-const PROGRESS_STEP: usize = 1 << 12;
+pub(crate) const PROGRESS_STEP: usize = 1 << 12;
 
 /// How to replay.
 pub struct ReplayOptions<'a> {
@@ -130,7 +130,7 @@ pub struct Place {
 }
 
 impl Place {
-    fn new(trace: &Trace, index: usize) -> Self {
+    pub(crate) fn new(trace: &Trace, index: usize) -> Self {
         let operation = &trace.operations()[index];
         Self {
             operation: index as u64,
@@ -349,38 +349,51 @@ pub fn smallest(
     mut allocator: impl FnMut(u64) -> Result<CachingAllocator<SimDevice>, DeviceError>,
 ) -> Result<Smallest, ReplayError> {
     let scale = options.scale;
-    let mut completes = |steps: u64| {
-        let allocator = allocator(steps.saturating_mul(SMALLEST_STEP_BYTES))?;
+    let completes = |capacity| {
         let options = ReplayOptions {
             verify: false,
             scale,
             progress: None,
         };
-        let report = replay(&allocator, trace, options)?;
+        let report = replay(&allocator(capacity)?, trace, options)?;
         Ok::<_, ReplayError>(report.out_of_memory.is_none())
     };
-    // What lives at once must fit: less than this cannot complete. Zero steps are no device.
-    let floor = peak_live_bytes(trace, scale)
-        .div_ceil(SMALLEST_STEP_BYTES)
-        .max(1);
-    let (mut too_small, mut enough) = (floor - 1, floor);
-    let mut stride = 1;
-    while !completes(enough)? {
-        too_small = enough;
-        enough = enough.saturating_add(stride);
-        stride = stride.saturating_mul(2);
+    let bytes = search_smallest(peak_live_bytes(trace, scale), None, completes)?;
+    let report = replay(&allocator(bytes)?, trace, options)?;
+    Ok(Smallest { bytes, report })
+}
+
+/// The search of [`smallest`]. What lives at once must fit: less than `live` cannot complete.
+/// A capacity that may be `enough` shortens it.
+pub(crate) fn search_smallest<E>(
+    live: u64,
+    enough: Option<u64>,
+    mut completes: impl FnMut(u64) -> Result<bool, E>,
+) -> Result<u64, E> {
+    let mut completes = |steps: u64| completes(steps.saturating_mul(SMALLEST_STEP_BYTES));
+    // Zero steps are no device.
+    let floor = live.div_ceil(SMALLEST_STEP_BYTES).max(1);
+    let (mut too_small, mut smallest) = (floor - 1, floor);
+    let enough = enough.map_or(floor, |enough| enough.div_ceil(SMALLEST_STEP_BYTES));
+    if enough > floor && completes(enough)? {
+        smallest = enough;
+    } else {
+        let mut stride = 1;
+        while !completes(smallest)? {
+            too_small = smallest;
+            smallest = smallest.saturating_add(stride);
+            stride = stride.saturating_mul(2);
+        }
     }
-    while enough - too_small > 1 {
-        let middle = too_small + (enough - too_small) / 2;
+    while smallest - too_small > 1 {
+        let middle = too_small + (smallest - too_small) / 2;
         if completes(middle)? {
-            enough = middle;
+            smallest = middle;
         } else {
             too_small = middle;
         }
     }
-    let bytes = enough * SMALLEST_STEP_BYTES;
-    let report = replay(&allocator(bytes)?, trace, options)?;
-    Ok(Smallest { bytes, report })
+    Ok(smallest * SMALLEST_STEP_BYTES)
 }
 
 /// The most bytes that are live at one moment of `trace`, its sizes divided by `scale`.
@@ -398,27 +411,27 @@ pub fn peak_live_bytes(trace: &Trace, scale: NonZeroU64) -> u64 {
 }
 
 /// The bytes of an operation; something stays something.
-fn scaled(operation: &Operation, scale: NonZeroU64) -> u64 {
+pub(crate) fn scaled(operation: &Operation, scale: NonZeroU64) -> u64 {
     (operation.bytes / scale).max(operation.bytes.min(1))
 }
 
 /// Requested bytes that are live.
 #[derive(Default)]
-struct Live {
+pub(crate) struct Live {
     current: u64,
-    peak: u64,
+    pub(crate) peak: u64,
 }
 
 impl Live {
     // Cannot overflow: a trace promises it for its own sizes, which are no smaller.
-    const fn add(&mut self, bytes: u64) {
+    pub(crate) const fn add(&mut self, bytes: u64) {
         self.current += bytes;
         if self.current > self.peak {
             self.peak = self.current;
         }
     }
 
-    const fn remove(&mut self, bytes: u64) {
+    pub(crate) const fn remove(&mut self, bytes: u64) {
         self.current -= bytes;
     }
 }

@@ -346,8 +346,8 @@ impl Script {
                 reserved == size(bytes)
             }
             ["reserved", "<=", bytes] => reserved <= size(bytes),
-            ["driver_mallocs", "==", n] => gpu.obtained == n.parse().unwrap(),
-            ["driver_frees", "==", n] => gpu.given_back == n.parse().unwrap(),
+            ["driver_mallocs", "==", n] => gpu.obtained == n.parse::<u64>().unwrap(),
+            ["driver_frees", "==", n] => gpu.given_back == n.parse::<u64>().unwrap(),
             ["same_address", one, other] => self.places[one].0 == self.places[other].0,
             ["stats", "flushes_before_oom", ">=", n] => {
                 flushes >= n.parse().unwrap() && stats.num_ooms == 0

@@ -11,10 +11,13 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod advise;
 mod demo;
 mod devices;
 mod generate;
 mod numbers;
+mod policy;
+mod program;
 mod progress;
 mod replay;
 mod snapshot;
@@ -43,6 +46,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Print a made-up allocation trace, of a kind that is hard on allocators
     Generate(generate::Arguments),
+    /// Try a program's allocations under other settings of PyTorch's allocator, and name the best
+    Advise(advise::Arguments),
     /// Print the figures of a memory snapshot
     Stats(snapshot::stats::Arguments),
     /// Say what holds the memory of a snapshot, and why an allocation failed
@@ -110,6 +115,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Replay(arguments) => replay::run(&arguments, &mut out),
         Command::Bench(arguments) => bench::run(&arguments, &mut out),
         Command::Generate(arguments) => generate::run(&arguments, &mut out),
+        Command::Advise(arguments) => advise::run(&arguments, &mut out),
         Command::Stats(arguments) => snapshot::stats::run(&arguments, &mut out),
         Command::Explain(arguments) => snapshot::explain::run(&arguments, &mut out),
         Command::Diff(arguments) => snapshot::diff::run(&arguments, &mut out),

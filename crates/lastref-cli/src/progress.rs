@@ -29,6 +29,12 @@ impl Progress {
         Self::new(Some(total), template, "measuring")
     }
 
+    /// A bar over `total` replays.
+    pub(crate) fn replays(what: &'static str, total: u64) -> Self {
+        let template = "{msg} {wide_bar} {pos}/{len} replays, {eta} left";
+        Self::new(Some(total), template, what)
+    }
+
     /// A bar over `total` bytes, or a count of them where the total is not known.
     pub(crate) fn bytes(what: &'static str, total: Option<u64>) -> Self {
         let template = match total {

@@ -1,13 +1,14 @@
 //! `lastref replay`: an allocation trace through the allocator on a simulated device.
 
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::num::NonZeroU64;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anstyle::Style;
 use anyhow::{Context, anyhow};
 use clap::Args;
+use lastref::alloc::ladder::RungTotals;
+use lastref::alloc::pytorch;
 use lastref::alloc::replay::{
     OutOfMemory, ReplayError, ReplayOptions, ReplayReport, Smallest, peak_live_bytes, replay,
     smallest,
@@ -20,6 +21,8 @@ use serde::Serialize;
 
 use crate::Failure;
 use crate::numbers::grouped;
+use crate::policy::{Policy, described};
+use crate::program;
 use crate::progress::Progress;
 
 /// The device of a replay has this capacity, or twice the peak of live bytes if that is more.
@@ -28,7 +31,7 @@ const DEFAULT_CAPACITY: u64 = 80 << 30;
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// The trace: CSV with the header op,id,bytes,stream,phase,label, plain or gzip; - reads
-    /// standard input
+    /// standard input. Or a memory snapshot of PyTorch's with a history
     trace: PathBuf,
 
     /// The device's memory, such as 8GiB or 11GB [default: 80GiB, or twice the peak of live bytes]
@@ -50,6 +53,11 @@ pub(crate) struct Arguments {
     /// Use segments, as on a device without virtual memory
     #[arg(long)]
     segments: bool,
+
+    /// Whose allocator: lastref, pytorch, or pytorch:SETTINGS with settings as in
+    /// PYTORCH_CUDA_ALLOC_CONF
+    #[arg(long, default_value = "lastref", conflicts_with_all = ["verify", "segments", "verbose"])]
+    policy: Policy,
 
     /// The seed of the simulated device's scheduler
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -165,24 +173,20 @@ pub(crate) fn capacity(text: &str) -> Result<u64, String> {
 }
 
 pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
-    let name = if is_standard_input(&arguments.trace) {
-        "standard input".to_owned()
-    } else {
-        arguments.trace.display().to_string()
-    };
+    let name = program::name(&arguments.trace);
     let settings = AllocatorOptions::from_env()
         .map_err(|error| Failure::BadInput(anyhow!("{CONF_VARIABLE}: {error}")))?;
-    let trace = read(&arguments.trace)
+    let trace = program::one(&arguments.trace)
         .with_context(|| format!("cannot read the trace from {name}"))
         .map_err(Failure::BadInput)?;
     let live = peak_live_bytes(&trace, arguments.scale);
     let capacity = arguments
         .capacity
         .unwrap_or_else(|| DEFAULT_CAPACITY.max(live.saturating_mul(2)));
-    let outcome = if arguments.smallest {
-        find_smallest(arguments, &settings, &trace)
-    } else {
-        replay_once(arguments, &settings, &trace, capacity)
+    let outcome = match &arguments.policy {
+        Policy::PyTorch(policy) => Ok(replay_pytorch(arguments, policy, &trace, capacity)),
+        Policy::Lastref if arguments.smallest => find_smallest(arguments, &settings, &trace),
+        Policy::Lastref => replay_once(arguments, &settings, &trace, capacity),
     };
     let Outcome {
         report,
@@ -200,10 +204,10 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
             .map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
-        let memory = if arguments.segments {
-            "segments"
-        } else {
-            "virtual memory"
+        let memory = match &arguments.policy {
+            Policy::PyTorch(policy) => format!("PyTorch's policy, {}", described(policy)),
+            Policy::Lastref if arguments.segments => "simulated, with segments".into(),
+            Policy::Lastref => "simulated, with virtual memory".into(),
         };
         let capacity = Bytes(
             smallest
@@ -212,15 +216,12 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         );
         let bold = Style::new().bold();
         writeln!(out, "{bold}{name}{bold:#}")?;
-        write_line(
-            out,
-            "device",
-            &capacity.to_string(),
-            &format!("simulated, with {memory}"),
-        )?;
+        write_line(out, "device", &capacity.to_string(), &memory)?;
         write_report(out, &report, smallest.as_ref(), arguments.verify)?;
     }
-    if arguments.verbose {
+    if arguments.verbose
+        && let Some(allocator) = allocator
+    {
         out.flush()?;
         write_details(&mut anstream::stderr(), &allocator)?;
     }
@@ -230,24 +231,6 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
             Err(Failure::No(anyhow!(error).context(place.to_string())))
         }
     }
-}
-
-fn is_standard_input(path: &Path) -> bool {
-    path == Path::new("-")
-}
-
-fn read(path: &Path) -> anyhow::Result<Trace> {
-    let (input, total): (Box<dyn Read>, _) = if is_standard_input(path) {
-        (Box::new(io::stdin().lock()), None)
-    } else {
-        let file = File::open(path)?;
-        let metadata = file.metadata()?;
-        (Box::new(file), metadata.is_file().then_some(metadata.len()))
-    };
-    let mut progress = Progress::bytes("reading", total);
-    Ok(Trace::read_with_progress(input, |bytes| {
-        progress.set(bytes)
-    })?)
 }
 
 fn allocator(
@@ -262,11 +245,36 @@ fn allocator(
     Ok(CachingAllocator::with_options(device, settings))
 }
 
-/// A replay, and the allocator it ended with.
+/// A replay, and the allocator it ended with, if that was lastref's.
 struct Outcome {
     report: ReplayReport,
     smallest: Option<Smallest>,
-    allocator: CachingAllocator<SimDevice>,
+    allocator: Option<CachingAllocator<SimDevice>>,
+}
+
+fn replay_pytorch(
+    arguments: &Arguments,
+    settings: &pytorch::Settings,
+    trace: &Trace,
+    capacity: u64,
+) -> Outcome {
+    let mut bar = Progress::operations("replaying", trace.operations().len() as u64);
+    let options = ReplayOptions {
+        scale: arguments.scale,
+        progress: Some(&mut |done| bar.set(done)),
+        ..ReplayOptions::default()
+    };
+    let (report, smallest) = if arguments.smallest {
+        let found = pytorch::smallest(trace, settings, options);
+        (found.report.clone(), Some(found))
+    } else {
+        (pytorch::replay(trace, settings, capacity, options), None)
+    };
+    Outcome {
+        report,
+        smallest,
+        allocator: None,
+    }
 }
 
 fn replay_once(
@@ -286,7 +294,7 @@ fn replay_once(
     Ok(Outcome {
         report,
         smallest: None,
-        allocator,
+        allocator: Some(allocator),
     })
 }
 
@@ -313,7 +321,7 @@ fn find_smallest(
     Ok(Outcome {
         report: found.report.clone(),
         smallest: Some(found),
-        allocator: last.expect("a search ends with a replay"),
+        allocator: last,
     })
 }
 

@@ -719,3 +719,252 @@ fn a_replay_runs_under_the_allocators_settings() {
     assert_eq!(limited.status, 1, "{limited:?}");
     assert!(limited.err.contains("limit"), "{limited:?}");
 }
+
+fn snapshot(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../lastref-snapshot/testdata")
+        .join(name)
+}
+
+/// The figures of PyTorch 2.15 itself, which `cargo xtask test --torch` compares with on all traces.
+#[test]
+fn pytorchs_policy_replays_as_pytorch_does() {
+    for (trace, settings, reserved, allocations) in [
+        ("resnet50_train", "", 7_537_164_288_u64, 141),
+        (
+            "resnet50_train",
+            ":expandable_segments:True",
+            5_819_596_800,
+            127,
+        ),
+        (
+            "resnet50_train",
+            ":roundup_power2_divisions:8",
+            7_879_000_064,
+            141,
+        ),
+        ("resnet50_prefetch_multiscale", "", 13_056_868_352, 185),
+        (
+            "resnet50_prefetch_multiscale",
+            ":max_split_size_mb:128",
+            15_044_968_448,
+            203,
+        ),
+    ] {
+        let trace = testdata(&format!("{trace}.csv.gz"));
+        let policy = format!("pytorch{settings}");
+        let done = run(&[
+            "replay",
+            "--json",
+            "--policy",
+            &policy,
+            trace.to_str().unwrap(),
+        ]);
+        assert_eq!((done.status, &*done.err), (0, ""));
+        let json = done.json();
+        assert_eq!(json["peak_reserved_bytes"], reserved, "{policy}");
+        assert_eq!(json["device_allocations"], allocations, "{policy}");
+        let own = run(&["replay", "--json", trace.to_str().unwrap()]).json();
+        assert_eq!(keys(&json), keys(&own), "one form of output");
+    }
+}
+
+#[test]
+fn pytorchs_policy_runs_out_of_memory_one_page_below_its_smallest_device() {
+    let trace = testdata("resnet50_train.csv.gz");
+    let trace = trace.to_str().unwrap();
+    let policy = "pytorch:expandable_segments:True";
+    let done = run(&["replay", trace, "--json", "--smallest", "--policy", policy]);
+    assert_eq!(done.status, 0, "{done:?}");
+    let smallest = done.json()["smallest_bytes"].as_u64().unwrap();
+    let with = |bytes: u64| {
+        let capacity = bytes.to_string();
+        run(&["replay", trace, "--capacity", &capacity, "--policy", policy])
+    };
+    let enough = with(smallest);
+    assert_eq!(enough.status, 0, "{enough:?}");
+    assert!(
+        enough
+            .out
+            .contains("PyTorch's policy, expandable_segments:True"),
+        "{enough:?}"
+    );
+    let less = with(smallest - (2 << 20));
+    assert_eq!(less.status, 1, "{less:?}");
+    assert!(
+        less.err
+            .contains("out of memory on device 0 (PyTorch's policy)"),
+        "{less:?}"
+    );
+    assert!(
+        less.err.contains("give cached memory back to the device"),
+        "{less:?}"
+    );
+}
+
+#[test]
+fn policies_that_do_not_exist_are_refused() {
+    let trace = testdata("resnet50_train.csv.gz");
+    let trace = trace.to_str().unwrap();
+    for (arguments, message) in [
+        (
+            &["--policy", "jax"][..],
+            "expected lastref, pytorch or pytorch:SETTINGS",
+        ),
+        (&["--policy", "pytorch:max_split_size_mb:1"], "too small"),
+        (
+            &["--policy", "pytorch:expandable"],
+            "expected a key and a colon",
+        ),
+        (&["--policy", "pytorch", "--verify"], "cannot be used with"),
+        (
+            &["--policy", "pytorch", "--segments"],
+            "cannot be used with",
+        ),
+    ] {
+        run(&[&["replay", trace], arguments].concat()).refused(message);
+    }
+}
+
+#[test]
+fn advice_names_a_setting_and_the_line_to_paste() {
+    let trace = testdata("resnet50_train.csv.gz");
+    let done = run(&["advise", "--json", trace.to_str().unwrap()]);
+    assert_eq!((done.status, &*done.err), (0, ""));
+    let json = done.json();
+    assert_eq!(keys(&json), ["files", "recommended"]);
+    let file = &json["files"][0];
+    let tried = file["tried"].as_array().unwrap();
+    let of = |settings: &str| {
+        let found = tried.iter().find(|one| one["settings"] == settings);
+        found.unwrap_or_else(|| panic!("{settings} was not tried"))
+    };
+    assert_eq!(of("")["peak_reserved_bytes"], 7_537_164_288_u64);
+    assert_eq!(of("expandable_segments:True")["device_allocations"], 127);
+    let own = tried.last().unwrap();
+    assert_eq!(
+        (&own["policy"], &own["completes"]),
+        (&"lastref".into(), &true.into())
+    );
+    for one in tried {
+        let bytes = |key: &str| one[key].as_u64().unwrap();
+        assert!(bytes("smallest_bytes") >= 5_762_142_352, "{one}");
+        assert!(
+            bytes("smallest_bytes") <= bytes("peak_reserved_bytes").next_multiple_of(2 << 20),
+            "{one}"
+        );
+    }
+    let line = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True";
+    assert_eq!(json["recommended"]["line"], line);
+    assert_eq!(file["recommended"], json["recommended"]);
+
+    let done = run(&[
+        "advise",
+        trace.to_str().unwrap(),
+        "--with",
+        "max_split_size_mb:48",
+    ]);
+    assert_eq!((done.status, &*done.err), (0, ""));
+    for text in [
+        line,
+        "> expandable_segments:True",
+        "max_split_size_mb:48",
+        "lastref's own allocator",
+        "5.42 GiB reserved at the peak instead of 7.02 GiB",
+        "record_stream",
+    ] {
+        assert!(done.out.contains(text), "{text:?} is not in {done:?}");
+    }
+}
+
+/// What the snapshot of a real GPU shows: 61 segments of 1,897,922,560 bytes in all, and its history
+/// begins with the program.
+#[test]
+fn advice_on_a_snapshot_starts_from_what_the_gpu_did() {
+    let federated = snapshot("federated.pickle.gz");
+    let done = run(&["advise", "--json", federated.to_str().unwrap()]);
+    assert_eq!((done.status, &*done.err), (0, ""));
+    let default = done.json()["files"][0]["tried"][0].clone();
+    assert_eq!(default["settings"], "");
+    assert_eq!(default["peak_reserved_bytes"], 1_897_922_560_u64);
+    assert_eq!(default["device_allocations"], 61);
+
+    let done = run(&[
+        "advise",
+        snapshot("transformer-training.pickle.gz").to_str().unwrap(),
+    ]);
+    assert_eq!(done.status, 0, "{done:?}");
+    assert!(
+        done.out
+            .contains("664 blocks of 4.75 GiB were there already"),
+        "{done:?}"
+    );
+
+    let replayed = run(&[
+        "replay",
+        "--json",
+        "--policy",
+        "pytorch",
+        federated.to_str().unwrap(),
+    ]);
+    assert_eq!(replayed.json()["peak_reserved_bytes"], 1_897_922_560_u64);
+}
+
+#[test]
+fn advice_for_many_files_is_one_setting_and_for_a_device_one_that_completes() {
+    let [one, other] = ["resnet50_train", "resnet50_prefetch_multiscale"]
+        .map(|name| testdata(&format!("{name}.csv.gz")));
+    let done = run(&["advise", one.to_str().unwrap(), other.to_str().unwrap()]);
+    assert_eq!(done.status, 0, "{done:?}");
+    assert!(
+        done.out
+            .contains("for all 2 files\n  PYTORCH_CUDA_ALLOC_CONF=expandable"),
+        "{done:?}"
+    );
+
+    // Between the smallest devices of expandable segments and of the defaults.
+    let done = run(&["advise", one.to_str().unwrap(), "--capacity", "5570MiB"]);
+    assert_eq!(done.status, 0, "{done:?}");
+    assert!(
+        done.out.contains("it completes, and by default does not"),
+        "{done:?}"
+    );
+    assert!(done.out.contains("out of memory"), "{done:?}");
+
+    let done = run(&["advise", one.to_str().unwrap(), "--capacity", "5GiB"]);
+    assert_eq!(done.status, 1, "{done:?}");
+    assert!(
+        done.err
+            .contains("no setting of PyTorch's allocator completes on a device of 5.00 GiB"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn advice_on_what_has_no_history_is_refused() {
+    run(&["advise", snapshot("attention.pickle.gz").to_str().unwrap()])
+        .refused("the snapshot has no history");
+    run(&["advise", "no-such-file"]).refused("cannot read no-such-file");
+    run(&["advise", "Cargo.toml"]).refused("neither an allocation trace nor a memory snapshot");
+    run(&["advise", "x.csv", "--with", "max_split_size:1"]).refused("unknown key");
+    run(&["advise"]).refused("FILE");
+    run_with(&["advise", "-"], HEADER.replace("op", "up").as_bytes())
+        .refused("expected the header");
+}
+
+#[test]
+fn the_guide_quotes_what_advice_prints() {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/advise.md");
+    let guide = fs::read_to_string(guide).unwrap();
+    let (_, quoted) = guide.split_once("<!-- advise -->\n```text\n").unwrap();
+    let (quoted, _) = quoted.split_once("```").unwrap();
+    let trace = testdata("resnet50_prefetch_multiscale.csv.gz");
+    let done = run(&["advise", trace.to_str().unwrap()]);
+    let mut printed = done.out.lines();
+    for line in quoted.lines() {
+        assert!(
+            printed.any(|other| other == line),
+            "{line:?} is not, or not there, in {done:?}"
+        );
+    }
+}

@@ -4,7 +4,7 @@
 //!   field names it serializes to are those of PyTorch's `torch.cuda.memory._snapshot()`, so that
 //!   tools made for one read the other.
 //! * [`trace`]: the allocation traces of programs, that is what a program asked for and when it
-//!   let go, read from CSV and checked.
+//!   let go, read from CSV and checked; [`program`] makes one from a snapshot's history.
 //! * [`generate`]: made-up traces of programs that are hard on allocators.
 //!
 //! This crate knows no device and no allocator, and does no input or output beyond
@@ -28,6 +28,7 @@ pub mod diff;
 pub mod dump;
 pub mod explain;
 pub mod generate;
+pub mod program;
 pub mod read;
 pub mod rebuild;
 mod snapshot;

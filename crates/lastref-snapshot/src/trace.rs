@@ -19,7 +19,8 @@
 //! 2. An operation's [`slot`](Operation::slot) is held by no other live allocation, and is less
 //!    than [`Trace::peak_live_blocks`].
 //! 3. The live bytes never pass `u64::MAX`.
-//! 4. Operation `n`, counted from 0, was on line `n + 2`: see [`Trace::line`].
+//! 4. Operation `n`, counted from 0, was on line `n + 2`: see [`Trace::line`]. Of a trace made from
+//!    a snapshot ([`crate::program`]), that is the line it would have been on.
 //!
 //! A file that cannot promise this is refused with the line, the id and the label. Nothing a file
 //! contains makes the reader take memory without bound: lines, operations and the text of labels
@@ -339,9 +340,9 @@ struct Allocation {
     free: Option<u32>,
 }
 
-/// A trace being read.
+/// A trace being made.
 #[derive(Default)]
-struct Builder {
+pub(crate) struct Builder {
     operations: Vec<Operation>,
     texts: Vec<Arc<str>>,
     text_ids: HashMap<Arc<str>, TextId>,
@@ -353,6 +354,12 @@ struct Builder {
     live_bytes: u64,
     peak_live_bytes: u64,
     peak_live_blocks: u32,
+}
+
+/// Words for people about an operation.
+pub(crate) struct Named<'a> {
+    pub(crate) phase: &'a str,
+    pub(crate) label: &'a str,
 }
 
 /// The six fields of a line, as they stand.
@@ -418,22 +425,21 @@ impl Builder {
             }
             self.add(number, &fields)?;
         }
-        Ok(Trace {
+        Ok(self.finish())
+    }
+
+    pub(crate) fn finish(self) -> Trace {
+        Trace {
             operations: self.operations,
             texts: self.texts,
             streams: self.streams.into_iter().collect(),
             peak_live_bytes: self.peak_live_bytes,
             peak_live_blocks: self.peak_live_blocks as usize,
             live_blocks_at_end: self.peak_live_blocks as usize - self.free_slots.len(),
-        })
+        }
     }
 
     fn add(&mut self, line: u64, fields: &Fields<'_>) -> Result<(), TraceError> {
-        if self.operations.len() == MAX_OPERATIONS {
-            let (what, limit) = ("the number of operations", MAX_OPERATIONS as u64);
-            return Err(TraceError::TooLarge { line, what, limit });
-        }
-        let index = u32::try_from(self.operations.len()).expect("MAX_OPERATIONS fits in 32 bits");
         let number = |field, value: &str| {
             // `parse` would take a sign.
             let digits = value.bytes().all(|byte| byte.is_ascii_digit());
@@ -460,78 +466,116 @@ impl Builder {
         let id = number("id", fields.id)?;
         let bytes = number("bytes", fields.bytes)?;
         let stream = number("stream", fields.stream)?;
-        let phase = self.intern(line, fields.phase)?;
-        let label = fields.label.to_owned();
-        let operation = match kind {
+        match kind {
             OperationKind::Alloc => {
-                let label_id = self.intern(line, fields.label)?;
-                match self.allocations.entry(id) {
-                    Entry::Occupied(first) => {
-                        let first_line = Trace::line(first.get().alloc as usize);
-                        return Err(TraceError::IdUsedTwice {
-                            line,
-                            id,
-                            label,
-                            first_line,
-                        });
-                    }
-                    Entry::Vacant(entry) => entry.insert(Allocation {
-                        alloc: index,
-                        free: None,
-                    }),
+                let named = Named {
+                    phase: fields.phase,
+                    label: fields.label,
                 };
-                self.live_bytes =
-                    self.live_bytes
-                        .checked_add(bytes)
-                        .ok_or(TraceError::LiveBytesOverflow {
-                            line,
-                            id,
-                            label,
-                            bytes,
-                        })?;
-                self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
-                self.streams.insert(stream);
-                let slot = self.free_slots.pop().unwrap_or_else(|| {
-                    self.peak_live_blocks += 1;
-                    self.peak_live_blocks - 1
-                });
-                Operation {
-                    kind,
+                self.alloc(line, id, bytes, stream, &named)
+            }
+            OperationKind::Free => self.free(line, id, fields.phase, fields.label),
+        }
+    }
+
+    /// Adds an allocation. `line` is for errors.
+    pub(crate) fn alloc(
+        &mut self,
+        line: u64,
+        id: u64,
+        bytes: u64,
+        stream: u64,
+        named: &Named<'_>,
+    ) -> Result<(), TraceError> {
+        let index = self.next_index(line)?;
+        let phase = self.intern(line, named.phase)?;
+        let label_id = self.intern(line, named.label)?;
+        match self.allocations.entry(id) {
+            Entry::Occupied(first) => {
+                let first_line = Trace::line(first.get().alloc as usize);
+                let label = named.label.to_owned();
+                return Err(TraceError::IdUsedTwice {
+                    line,
                     id,
-                    slot,
-                    bytes,
-                    stream,
-                    label: label_id,
-                    phase,
-                }
+                    label,
+                    first_line,
+                });
             }
-            OperationKind::Free => {
-                let Some(allocation) = self.allocations.get_mut(&id) else {
-                    return Err(TraceError::NeverAllocated { line, id, label });
-                };
-                let alloc = self.operations[allocation.alloc as usize];
-                if let Some(first) = allocation.free {
-                    let first_line = Trace::line(first as usize);
-                    let label = self.texts[alloc.label.0 as usize].to_string();
-                    return Err(TraceError::FreedTwice {
-                        line,
-                        id,
-                        label,
-                        first_line,
-                    });
-                }
-                allocation.free = Some(index);
-                self.live_bytes -= alloc.bytes;
-                self.free_slots.push(alloc.slot);
-                Operation {
-                    kind,
-                    phase,
-                    ..alloc
-                }
-            }
+            Entry::Vacant(entry) => entry.insert(Allocation {
+                alloc: index,
+                free: None,
+            }),
         };
-        self.operations.push(operation);
+        self.live_bytes =
+            self.live_bytes
+                .checked_add(bytes)
+                .ok_or_else(|| TraceError::LiveBytesOverflow {
+                    line,
+                    id,
+                    label: named.label.to_owned(),
+                    bytes,
+                })?;
+        self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
+        self.streams.insert(stream);
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            self.peak_live_blocks += 1;
+            self.peak_live_blocks - 1
+        });
+        self.operations.push(Operation {
+            kind: OperationKind::Alloc,
+            id,
+            slot,
+            bytes,
+            stream,
+            label: label_id,
+            phase,
+        });
         Ok(())
+    }
+
+    /// Adds a free. The label is for errors, as `line` is.
+    pub(crate) fn free(
+        &mut self,
+        line: u64,
+        id: u64,
+        phase: &str,
+        label: &str,
+    ) -> Result<(), TraceError> {
+        let index = self.next_index(line)?;
+        let phase = self.intern(line, phase)?;
+        let Some(allocation) = self.allocations.get_mut(&id) else {
+            let label = label.to_owned();
+            return Err(TraceError::NeverAllocated { line, id, label });
+        };
+        let alloc = self.operations[allocation.alloc as usize];
+        if let Some(first) = allocation.free {
+            let first_line = Trace::line(first as usize);
+            let label = self.texts[alloc.label.0 as usize].to_string();
+            return Err(TraceError::FreedTwice {
+                line,
+                id,
+                label,
+                first_line,
+            });
+        }
+        allocation.free = Some(index);
+        self.live_bytes -= alloc.bytes;
+        self.free_slots.push(alloc.slot);
+        self.operations.push(Operation {
+            kind: OperationKind::Free,
+            phase,
+            ..alloc
+        });
+        Ok(())
+    }
+
+    /// The index of the operation that is added next.
+    fn next_index(&self, line: u64) -> Result<u32, TraceError> {
+        if self.operations.len() == MAX_OPERATIONS {
+            let (what, limit) = ("the number of operations", MAX_OPERATIONS as u64);
+            return Err(TraceError::TooLarge { line, what, limit });
+        }
+        Ok(u32::try_from(self.operations.len()).expect("MAX_OPERATIONS fits in 32 bits"))
     }
 
     fn intern(&mut self, line: u64, text: &str) -> Result<TextId, TraceError> {

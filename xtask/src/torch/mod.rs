@@ -9,6 +9,7 @@
 
 pub(crate) mod alloc;
 mod class;
+mod policy;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -70,6 +71,10 @@ pub(crate) fn test(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
     let mut wheel = None;
     for (version, base) in VERSIONS.iter().zip(&bases) {
         let newest = *version == VERSIONS[0];
+        let policy = format!("PyTorch's policy, as modelled and in PyTorch {version}");
+        steps.step(&policy, || {
+            policy::compare(workspace, version, base, newest)
+        })?;
         let name = if newest {
             format!("tests under PyTorch {version}")
         } else {

@@ -522,9 +522,13 @@ struct physical {
   int device;
 };
 
+// Each range lies above those before it, so that which one PyTorch fills first does not depend on the host.
+static _Atomic size_t next_range = (size_t)16 << 40;
+
 static CUresult address_reserve(
     CUdeviceptr* out, size_t bytes, size_t alignment, CUdeviceptr hint, unsigned long long flags) {
   COUNT_TIMED(cuMemAddressReserve, bytes);
+  if (hint == 0) hint = atomic_fetch_add(&next_range, (bytes + 2 * PAGE - 1) & ~(PAGE - 1));
   *out = (CUdeviceptr)reserve((void*)hint, bytes, PROT_NONE);
   return *out == 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
