@@ -12,9 +12,11 @@
 
 mod demo;
 mod devices;
+mod dumps;
 mod numbers;
 mod progress;
 mod replay;
+mod view;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -38,6 +40,8 @@ enum Command {
     Replay(replay::Arguments),
     /// List the devices that are there
     Devices(devices::Arguments),
+    /// Look at a memory snapshot: timeline, segments, stacks
+    View(view::Arguments),
 }
 
 /// Why a command did not end with status 0.
@@ -94,6 +98,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Demo(arguments) => demo::run(&arguments, &mut out),
         Command::Replay(arguments) => replay::run(&arguments, &mut out),
         Command::Devices(arguments) => devices::run(&arguments, &mut out),
+        Command::View(arguments) => view::run(&arguments, &mut out),
     };
     let (status, error) = match result.and_then(|()| Ok(out.flush()?)) {
         Ok(()) => return 0,

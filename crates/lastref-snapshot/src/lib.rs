@@ -24,9 +24,11 @@
 #![forbid(unsafe_code)]
 
 pub mod dump;
+pub mod place;
 pub mod read;
 mod snapshot;
 pub mod stats;
+pub mod timeline;
 pub mod trace;
 
 pub use dump::Dump;
