@@ -12,10 +12,10 @@
 
 mod demo;
 mod devices;
-mod dumps;
 mod numbers;
 mod progress;
 mod replay;
+mod snapshot;
 mod view;
 
 use std::ffi::OsString;
@@ -38,6 +38,8 @@ enum Command {
     Demo(demo::Arguments),
     /// Run an allocation trace through the allocator on a simulated device
     Replay(replay::Arguments),
+    /// Print the figures of a memory snapshot
+    Stats(snapshot::stats::Arguments),
     /// List the devices that are there
     Devices(devices::Arguments),
     /// Look at a memory snapshot: timeline, segments, stacks
@@ -97,6 +99,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let result = match cli.command {
         Command::Demo(arguments) => demo::run(&arguments, &mut out),
         Command::Replay(arguments) => replay::run(&arguments, &mut out),
+        Command::Stats(arguments) => snapshot::stats::run(&arguments, &mut out),
         Command::Devices(arguments) => devices::run(&arguments, &mut out),
         Command::View(arguments) => view::run(&arguments, &mut out),
     };

@@ -30,6 +30,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use serde::Serialize;
 
 use crate::snapshot::{self, BlockState, SegmentKind, Snapshot, TraceAction};
+use crate::trace::{OperationKind, Trace};
 
 /// A text in a dump's tables; 0 is the empty text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
@@ -548,6 +549,10 @@ fn text_at<'a>(buffer: &'a str, ends: &[usize], id: u32) -> &'a str {
 }
 
 impl Texts {
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
     pub(crate) fn get(&self, id: u32) -> &str {
         text_at(&self.buffer, &self.ends, id)
     }
@@ -693,6 +698,67 @@ impl From<&snapshot::TraceEntry> for Entry {
             notes: NotesId(0),
             action,
         }
+    }
+}
+
+impl From<&Trace> for Dump {
+    /// The history of a program without an allocator: no segments. Every allocation has an address of
+    /// its own; its label is its stack, the phase it happened in is its category.
+    fn from(trace: &Trace) -> Self {
+        const FULL: &str = "a trace has less than 2^32 of everything";
+        let mut dump = Self::default();
+        let mut next = 1u64 << 32;
+        let mut addresses = vec![0; trace.peak_live_blocks()];
+        let mut frames = Vec::new();
+        for operation in trace.operations() {
+            let slot = operation.slot as usize;
+            let action = match operation.kind {
+                OperationKind::Alloc => {
+                    addresses[slot] = next;
+                    // Far apart, and distinct even where a size is 0.
+                    let room = operation.bytes.saturating_add(512) & !511;
+                    next = next.saturating_add(room);
+                    Action::Alloc
+                }
+                OperationKind::Free => Action::FreeCompleted,
+            };
+            frames.clear();
+            for name in trace
+                .label(operation)
+                .split('|')
+                .filter(|name| !name.is_empty())
+            {
+                let name = dump.tables.text(name).expect(FULL);
+                let frame = Frame {
+                    name,
+                    file: TextId(0),
+                    line: 0,
+                };
+                frames.push(dump.tables.frame(frame).expect(FULL));
+            }
+            let category = dump.tables.text(trace.phase(operation)).expect(FULL);
+            let notes = Notes {
+                category,
+                ..Notes::default()
+            };
+            dump.entries.push(Entry {
+                address: addresses[slot],
+                bytes: operation.bytes,
+                time_us: 0,
+                stream: operation.stream,
+                stack: dump.tables.stack(&frames).expect(FULL),
+                pool: PoolId(0),
+                notes: dump.tables.notes(notes).expect(FULL),
+                action,
+            });
+        }
+        if !dump.entries.is_empty() {
+            dump.histories.push(History {
+                device: 0,
+                entries: 0..dump.entries.len(),
+            });
+        }
+        dump
     }
 }
 

@@ -30,6 +30,7 @@ mod snapshot;
 pub mod stats;
 pub mod timeline;
 pub mod trace;
+mod write;
 
 pub use dump::Dump;
 pub use snapshot::{

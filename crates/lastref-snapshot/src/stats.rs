@@ -158,12 +158,22 @@ pub fn active_change(entry: &Entry) -> i128 {
     }
 }
 
-/// Requested bytes in active blocks before the first entry of a history, or why there is no such
-/// number: below zero, what the history frees is more than was ever there.
+/// Requested bytes in active blocks before the first entry of a history: those after the last, less
+/// what the history allocates, plus what it frees.
+///
+/// Of a history without segments (a trace that leaves something allocated) the least that is never
+/// below zero. Below zero itself, the history contradicts the segments.
 #[must_use]
 pub fn active_at_start(dump: &Dump, history: &History) -> i128 {
     let entries = dump.entries_of(history).iter();
-    let change: i128 = entries.map(active_change).sum();
+    let (mut change, mut least) = (0i128, 0i128);
+    for entry in entries {
+        change += active_change(entry);
+        least = least.min(change);
+    }
+    if change > 0 && dump.segments_of(history.device).is_empty() {
+        return -least;
+    }
     i128::from(active_at_end(dump, history.device)) - change
 }
 
@@ -174,7 +184,7 @@ impl HistoryStats {
         if start < 0 {
             problems.push(format!(
                 "device {device}: its history allocates {} bytes more than it frees and its \
-                 segments have",
+                 blocks have",
                 -start
             ));
         }

@@ -19,7 +19,7 @@ use clap::Args;
 use lastref_snapshot::timeline::Timeline;
 
 use crate::progress::Progress;
-use crate::{Failure, dumps};
+use crate::{Failure, snapshot};
 
 use self::answers::File;
 
@@ -50,9 +50,9 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let mut files = Vec::new();
     for path in &arguments.files {
-        let dump = dumps::read(path)?;
+        let dump = snapshot::read(path)?;
         let mut progress = Progress::spinner("laying out");
-        progress.tick();
+        progress.say(format!("laying out {}", snapshot::name_of(path)));
         let timelines = Timeline::all(&dump);
         let name = path.file_name().unwrap_or(path.as_os_str());
         files.push(File::new(name.to_string_lossy().into_owned(), dump, timelines));

@@ -100,17 +100,17 @@ fn segments(shaper: &mut Shaper, value: Value, dump: &mut Dump) -> Result<(), Re
             let what = "two segments have the same list of blocks".to_owned();
             return Err(Cause::Value(what).at(0));
         }
-        let sum = match raw.blocks {
-            Value::Rows(list) => sum_of_blocks(shaper, list),
-            _ => Some(0),
+        let sums = match raw.blocks {
+            Value::Rows(list) => sums_of_blocks(shaper, list),
+            _ => Some((0, 0)),
         };
-        let bytes = raw.total_bytes.or(sum);
-        let sums = bytes.zip(sum).and_then(|(bytes, sum)| {
-            total = total.checked_add(bytes.max(sum))?;
+        let bytes = sums.and_then(|(sum, most)| {
+            let bytes = raw.total_bytes.unwrap_or(sum);
+            total = total.checked_add(bytes.max(most))?;
             raw.address.unwrap_or(0).checked_add(bytes.max(sum))?;
             Some(bytes)
         });
-        let bytes = sums
+        let bytes = bytes
             .ok_or_else(|| Cause::Value("the sizes of the segments pass 2^64".to_owned()).at(0))?;
         order.push((raw, bytes));
     }
@@ -168,20 +168,24 @@ fn first_row(shaper: &Shaper, list: u32) -> u32 {
     shaper.rows[list as usize].start
 }
 
-fn sum_of_blocks(shaper: &Shaper, list: u32) -> Option<u64> {
+/// The sums of the sizes, and of the larger of size and requested size, of some blocks.
+fn sums_of_blocks(shaper: &Shaper, list: u32) -> Option<(u64, u64)> {
     let list = &shaper.rows[list as usize];
-    let add = |sum: u64, block: &Block| {
-        block.requested_bytes.checked_add(sum)?;
-        sum.checked_add(block.bytes)
+    let add = |(sum, most): (u64, u64), block: &Block| {
+        let sum = sum.checked_add(block.bytes)?;
+        Some((
+            sum,
+            most.checked_add(block.bytes.max(block.requested_bytes))?,
+        ))
     };
     match &list.scattered {
         None => shaper.blocks[list.start as usize..(list.start + list.len) as usize]
             .iter()
-            .try_fold(0, add),
+            .try_fold((0, 0), add),
         Some(rows) => rows
             .iter()
             .map(|row| &shaper.blocks[*row as usize])
-            .try_fold(0, add),
+            .try_fold((0, 0), add),
     }
 }
 

@@ -4,6 +4,7 @@
 //! bytes ─▶ source ─▶ pickle: a stack machine ─┐
 //!                                             ├─▶ shape: containers become rows ─▶ assemble ─▶ Dump
 //! bytes ─▶ serde_json ────────────────────────┘
+//! bytes ─▶ trace (CSV) ─▶ Dump
 //! ```
 //!
 //! The pickle reader is our own, because general ones build what a file asks them to build:
@@ -29,6 +30,7 @@ use std::io::{self, Read};
 use thiserror::Error;
 
 use crate::dump::Dump;
+use crate::trace::{Trace, TraceError};
 use shape::{Shaper, Value};
 use source::Source;
 
@@ -81,6 +83,9 @@ pub enum Cause {
         /// The limit.
         limit: u64,
     },
+    /// The input is an allocation trace, and not in order.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// The input failed.
     #[error("reading failed")]
     Read(#[source] io::Error),
@@ -97,7 +102,7 @@ impl Cause {
 
 impl Dump {
     /// Reads a memory snapshot: a pickle as `torch.cuda.memory._dump_snapshot` writes it, of any
-    /// protocol, or its JSON; plain or compressed with gzip.
+    /// protocol, or its JSON, or an allocation [`trace`](crate::trace); plain or compressed with gzip.
     ///
     /// # Errors
     ///
@@ -133,7 +138,10 @@ fn read_plain<R: Read, P: FnMut(u64)>(source: &mut Source<R, P>) -> Result<Dump,
     let other = match start {
         [] => return Err(Cause::Empty.at(0)),
         [b'P', b'K', 3 | 5, ..] => Some("it is a zip archive, as torch.save writes"),
-        [b'o', b'p', b',', ..] => Some("it is an allocation trace (CSV)"),
+        [b'o', b'p', b',', ..] => {
+            let trace = Trace::read(source).map_err(|error| Cause::from(error).at(0))?;
+            return Ok(Dump::from(&trace));
+        }
         [0x1f, 0x8b, ..] => Some("it is compressed twice"),
         [b'<', ..] => Some("it looks like HTML or XML"),
         _ => None,
