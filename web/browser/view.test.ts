@@ -5,8 +5,8 @@ import type { Browser, Page } from "playwright-core";
 import { afterAll, beforeAll, describe, expect, it } from "vitest";
 import { browser, open, page as write, serve, shown, snapshot, temporary } from "./lab";
 
-const ONE = snapshot("old-format-oom.pickle");
-const OTHER = snapshot("kv-cache.pickle");
+const ONE = snapshot("transformer-training.pickle.gz");
+const OTHER = snapshot("federated.pickle.gz");
 
 let chromium: Browser;
 beforeAll(async () => {

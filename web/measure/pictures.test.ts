@@ -8,8 +8,8 @@ const to = process.env.LASTREF_PICTURES;
 
 it.runIf(to)("are taken", async () => {
   const chromium = await browser();
-  const one = await serve([snapshot("old-format-oom.pickle")]);
-  const two = await serve([snapshot("old-format-oom.pickle"), snapshot("kv-cache.pickle")]);
+  const one = await serve([snapshot("transformer-training.pickle.gz")]);
+  const two = await serve([snapshot("transformer-training.pickle.gz"), snapshot("federated.pickle.gz")]);
   try {
     for (const dark of [false, true]) {
       const page = await open(chromium, one.url, dark);

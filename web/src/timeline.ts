@@ -178,12 +178,18 @@ export class Timeline {
     for (const entry of ticks(this.range.first, this.range.last, Math.floor(width / 110), 10)) {
       label(whole(entry), x(entry) + 2, height - 4, colour("--quiet"));
     }
+    // A mark is always drawn, its text where the one before leaves room.
+    let free = 0;
     for (const mark of this.device.marks) {
       if (mark.entry < this.range.first || mark.entry > this.range.last) continue;
       const failure = mark.kind === "out_of_memory";
       context.fillStyle = colour(failure ? "--alarm" : "--accent");
       context.fillRect(Math.round(x(mark.entry)), 0, failure ? 2 : 1, failure ? height : 14);
-      label(failure ? "out of memory" : mark.text, x(mark.entry) + 4, failure ? 12 : 24, context.fillStyle);
+      const text = failure ? "out of memory" : mark.text;
+      const from = x(mark.entry) + 4;
+      if (from < free) continue;
+      label(text, from, failure ? 12 : 24, context.fillStyle);
+      free = from + context.measureText(text).width + 8;
     }
     context.fillStyle = colour("--text");
     context.fillRect(Math.round(x(this.moment)), 0, 1, height);

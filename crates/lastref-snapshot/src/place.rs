@@ -18,7 +18,8 @@ impl Dump {
     }
 
     /// Where the program asked: the innermost Python frame that belongs to no installed package,
-    /// else the innermost Python frame, else the innermost frame.
+    /// else the innermost Python frame, else the innermost frame that is not PyTorch's own way from an
+    /// operator to the recording of the stack, else the innermost frame.
     #[must_use]
     pub fn place(&self, stack: StackId) -> Place<'_> {
         let frames = self.stack(stack);
@@ -27,6 +28,10 @@ impl Dump {
             .iter()
             .find(|id| is_python(file(id)) && !is_installed(file(id)))
             .or_else(|| frames.iter().find(|id| is_python(file(id))))
+            .or_else(|| {
+                let name = |id: &&FrameId| self.text(self.frame(**id).name);
+                frames.iter().find(|id| !is_plumbing(name(id)))
+            })
             .or_else(|| frames.first());
         Place {
             dump: self,
@@ -38,6 +43,21 @@ impl Dump {
 fn is_python(file: &str) -> bool {
     let is_cell = file.starts_with("<ipython") || file.contains("ipykernel");
     file.ends_with(".py") || is_cell
+}
+
+/// Whether a function is of those between what a program calls and the recording of the stack, which
+/// are in every one.
+fn is_plumbing(name: &str) -> bool {
+    const STARTS: [&str; 7] = [
+        "torch::unwind::",
+        "torch::CapturedTraceback::",
+        "torch::cuda::(anonymous namespace)::",
+        "c10::",
+        "at::detail::",
+        "at::(anonymous namespace)::",
+        "std::",
+    ];
+    STARTS.iter().any(|start| name.starts_with(start))
 }
 
 /// Whether a file came with a package or with Python itself.
