@@ -21,6 +21,7 @@ mod program;
 mod progress;
 mod replay;
 mod snapshot;
+mod view;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -58,6 +59,8 @@ enum Command {
     Export(snapshot::export::Arguments),
     /// List the devices that are there
     Devices(devices::Arguments),
+    /// Look at a memory snapshot: timeline, segments, stacks
+    View(view::Arguments),
 }
 
 /// Why a command did not end with status 0.
@@ -121,6 +124,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Diff(arguments) => snapshot::diff::run(&arguments, &mut out),
         Command::Export(arguments) => snapshot::export::run(&arguments, &mut out),
         Command::Devices(arguments) => devices::run(&arguments, &mut out),
+        Command::View(arguments) => view::run(&arguments, &mut out),
     };
     let (status, error) = match result.and_then(|()| Ok(out.flush()?)) {
         Ok(()) => return 0,

@@ -28,11 +28,13 @@ pub mod diff;
 pub mod dump;
 pub mod explain;
 pub mod generate;
+pub mod place;
 pub mod program;
 pub mod read;
 pub mod rebuild;
 mod snapshot;
 pub mod stats;
+pub mod timeline;
 pub mod trace;
 mod write;
 
