@@ -183,7 +183,8 @@ impl Environment {
 
 /// Builds the stand-in and puts it where the wheel takes it from.
 fn bring_standin(workspace: &Workspace, profile: Profile) -> Result<()> {
-    let mut build = command(workspace, "cargo").args(["build", "--locked", "-p", "lastref-standin"]);
+    let mut build =
+        command(workspace, "cargo").args(["build", "--locked", "-p", "lastref-standin"]);
     let built = match profile {
         Profile::Dev => "debug",
         Profile::Release => {

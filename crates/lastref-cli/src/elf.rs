@@ -45,7 +45,10 @@ fn symbols(bytes: &[u8]) -> Option<(std::ops::Range<usize>, usize)> {
     let table = header((0..count).find(is_it)?);
     let names = usize::try_from(word(bytes, table + 40)?).ok()?;
     let (start, length) = section(bytes, table)?;
-    Some((start..start.checked_add(length)?, section(bytes, header(names))?.0))
+    Some((
+        start..start.checked_add(length)?,
+        section(bytes, header(names))?.0,
+    ))
 }
 
 /// Hides the function `name`, in all its versions, in the shared object `bytes`.
@@ -59,10 +62,15 @@ pub(crate) fn hide(bytes: &mut [u8], name: &str) -> Result<()> {
         .collect();
     let mut hidden = 0;
     for symbol in table.step_by(SYMBOL_BYTES) {
-        let Some(at) = word(bytes, symbol).and_then(|offset| names.checked_add(offset as usize)) else {
+        let Some(at) = word(bytes, symbol).and_then(|offset| names.checked_add(offset as usize))
+        else {
             continue;
         };
-        let is_wanted = |name: &String| bytes.get(at..).is_some_and(|text| text.starts_with(name.as_bytes()));
+        let is_wanted = |name: &String| {
+            bytes
+                .get(at..)
+                .is_some_and(|text| text.starts_with(name.as_bytes()))
+        };
         let value = symbol + 8..symbol + 16;
         if wanted.iter().any(is_wanted)
             && let Some(value) = bytes.get_mut(value)

@@ -72,7 +72,10 @@ fn variables(arguments: &Arguments) -> Result<Vec<(&'static str, OsString)>> {
     let cache = cache()?.join("standin");
     let (preload, folder) = install(&library()?, &cache, &arguments.missing)?;
     let mut variables = vec![
-        ("LD_LIBRARY_PATH", before("LD_LIBRARY_PATH", folder.as_os_str())),
+        (
+            "LD_LIBRARY_PATH",
+            before("LD_LIBRARY_PATH", folder.as_os_str()),
+        ),
         ("LD_PRELOAD", before("LD_PRELOAD", preload.as_os_str())),
     ];
     if let Some(memory) = &arguments.memory {
@@ -82,7 +85,10 @@ fn variables(arguments: &Arguments) -> Result<Vec<(&'static str, OsString)>> {
         variables.push(("LASTREF_STANDIN_DEVICES", devices.to_string().into()));
     }
     if !arguments.missing.is_empty() {
-        variables.push(("LASTREF_STANDIN_MISSING", arguments.missing.join(",").into()));
+        variables.push((
+            "LASTREF_STANDIN_MISSING",
+            arguments.missing.join(",").into(),
+        ));
     }
     // A command inside another takes part in the session of that. What is printed may be used for long.
     if std::env::var_os("LASTREF_STANDIN_SHARED").is_none() && !arguments.env {
@@ -129,18 +135,32 @@ fn cache() -> Result<PathBuf> {
     if let Some(named) = std::env::var_os("LASTREF_CACHE").filter(|named| !named.is_empty()) {
         return std::path::absolute(PathBuf::from(named)).context("LASTREF_CACHE is no path");
     }
-    let home = std::env::home_dir().context("no home folder to keep links in: name one with LASTREF_CACHE")?;
+    let home = std::env::home_dir()
+        .context("no home folder to keep links in: name one with LASTREF_CACHE")?;
     Ok(home.join(".cache/lastref"))
 }
 
 /// Makes the folder with the links, unless it is there. Returns what to preload, and the folder.
 fn install(library: &Path, cache: &Path, missing: &[String]) -> Result<(PathBuf, PathBuf)> {
-    let about = fs::metadata(library).with_context(|| format!("cannot look at {}", library.display()))?;
-    let built = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let about =
+        fs::metadata(library).with_context(|| format!("cannot look at {}", library.display()))?;
+    let built = about
+        .modified()
+        .ok()
+        .and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let built = built.unwrap_or_default().as_nanos();
-    let named = format!("{}\0{}\0{built}\0{}", library.display(), about.len(), missing.join(","));
+    let named = format!(
+        "{}\0{}\0{built}\0{}",
+        library.display(),
+        about.len(),
+        missing.join(",")
+    );
     let folder = cache.join(format!("{:016x}", fnv(named.as_bytes())));
-    let preload = if missing.is_empty() { library.to_path_buf() } else { folder.join(LIBRARY) };
+    let preload = if missing.is_empty() {
+        library.to_path_buf()
+    } else {
+        folder.join(LIBRARY)
+    };
     if folder.is_dir() {
         return Ok((preload, folder));
     }
