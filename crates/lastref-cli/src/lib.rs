@@ -15,6 +15,8 @@ mod advise;
 mod demo;
 mod devices;
 mod generate;
+#[cfg(target_os = "linux")]
+mod elf;
 mod numbers;
 mod policy;
 mod program;
@@ -22,6 +24,8 @@ mod progress;
 mod replay;
 mod snapshot;
 mod view;
+#[cfg(target_os = "linux")]
+mod standin;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -61,6 +65,9 @@ enum Command {
     Devices(devices::Arguments),
     /// Look at a memory snapshot: timeline, segments, stacks
     View(view::Arguments),
+    /// Run a program where a stand-in plays the GPU: real memory and copies, kernels that compute nothing
+    #[cfg(target_os = "linux")]
+    Standin(standin::Arguments),
 }
 
 /// Why a command did not end with status 0.
@@ -125,6 +132,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Export(arguments) => snapshot::export::run(&arguments, &mut out),
         Command::Devices(arguments) => devices::run(&arguments, &mut out),
         Command::View(arguments) => view::run(&arguments, &mut out),
+        #[cfg(target_os = "linux")]
+        Command::Standin(arguments) => standin::run(&arguments, &mut out),
     };
     let (status, error) = match result.and_then(|()| Ok(out.flush()?)) {
         Ok(()) => return 0,

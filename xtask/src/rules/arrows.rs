@@ -24,6 +24,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "lastref-python",
         &["lastref", "lastref-snapshot", "lastref-cli"],
     ),
+    ("lastref-standin", &["lastref-alloc"]),
     ("xtask", &[]),
 ];
 
