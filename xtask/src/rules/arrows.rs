@@ -13,8 +13,12 @@ use crate::workspace::Workspace;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("lastref-snapshot", &[]),
     ("lastref-alloc", &["lastref-snapshot"]),
+    ("lastref-cuda", &["lastref-alloc"]),
     ("lastref-derive", &[]),
-    ("lastref", &["lastref-alloc", "lastref-derive"]),
+    (
+        "lastref",
+        &["lastref-alloc", "lastref-cuda", "lastref-derive"],
+    ),
     ("lastref-cli", &["lastref", "lastref-snapshot"]),
     (
         "lastref-python",
