@@ -23,7 +23,9 @@
 //!    reference to device memory outlives the function that made it.
 //! 5. A slot is in `free_slots`, or at least `next_slot`, or owned by exactly one page.
 //! 6. `held_bytes` is what pages and segments take, and never passes `capacity_bytes`.
-//! 7. `host_mappings` is the number of places in `mapped` where one host mapping ends and another
+//! 7. A [`HostMemory`] is readable and writable until the work it was lent for has run, by the promise of
+//!    who made it.
+//! 8. `host_mappings` is the number of places in `mapped` where one host mapping ends and another
 //!    begins. It stays under `max_host_mappings`, which leaves the rest of the process some: at the
 //!    host's limit nothing could be unmapped either.
 //!
@@ -179,6 +181,33 @@ impl Drop for HostRange {
         // It fails only where it would have to split a mapping and may not. The addresses stay
         // taken then, which harms nobody.
         let _ = result;
+    }
+}
+
+/// Host memory lent to a device for a copy that runs later, as pinned memory is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostMemory {
+    start: u64,
+    bytes: u64,
+}
+
+impl HostMemory {
+    /// Lends `bytes` bytes from `start`.
+    ///
+    /// # Safety
+    ///
+    /// They are readable, and writable where they are copied to, until the work they are given to has run; and
+    /// no Rust reference to them is in use while it runs.
+    #[must_use]
+    pub unsafe fn new(start: *mut u8, bytes: u64) -> Self {
+        let start = start.expose_provenance() as u64;
+        Self { start, bytes }
+    }
+
+    /// How much it is, in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        self.bytes
     }
 }
 
@@ -397,6 +426,22 @@ impl Memory {
             return Err(invalid(call, reason));
         }
         self.ranges.remove(&ptr.0);
+        Ok(())
+    }
+
+    /// Takes a reserved range in which nothing is mapped from another memory of the group. An address range
+    /// is no device's until something is mapped in it.
+    pub(super) fn take_range(&mut self, from: &mut Self, ptr: DevicePtr) -> DeviceResult<()> {
+        let range = from.range_of(Call::ReserveRange, ptr, 1)?;
+        if let Some((page_at, _)) = from.mapped.range(range.start..range.end()).next() {
+            let reason =
+                format!("a page is mapped at {page_at:#x}, and a range has pages of one device");
+            return Err(invalid(Call::ReserveRange, reason));
+        }
+        let start = range.start;
+        if let Some(range) = from.ranges.remove(&start) {
+            self.ranges.insert(start, range);
+        }
         Ok(())
     }
 
@@ -683,6 +728,34 @@ impl Memory {
         self.check(dst, src.len() as u64, submitted)?;
         // SAFETY: `check` found the destination writable (invariants 2 and 3).
         unsafe { std::ptr::copy(src.as_ptr(), at(dst.0), src.len()) };
+        Ok(())
+    }
+
+    /// Copies device memory at `src` into lent host memory.
+    pub(super) fn read_to(
+        &self,
+        dst: HostMemory,
+        src: DevicePtr,
+        submitted: u64,
+    ) -> Result<(), String> {
+        self.check(src, dst.bytes, submitted)?;
+        // SAFETY: `check` found the source readable (invariants 2 and 3), and the destination is lent
+        // (invariant 7); `copy` allows them to overlap.
+        unsafe { std::ptr::copy(at(src.0), at(dst.start), host(dst.bytes)) };
+        Ok(())
+    }
+
+    /// Copies lent host memory into device memory at `dst`.
+    pub(super) fn write_from(
+        &self,
+        dst: DevicePtr,
+        src: HostMemory,
+        submitted: u64,
+    ) -> Result<(), String> {
+        self.check(dst, src.bytes, submitted)?;
+        // SAFETY: `check` found the destination writable (invariants 2 and 3), and the source is lent
+        // (invariant 7); `copy` allows them to overlap.
+        unsafe { std::ptr::copy(at(src.start), at(dst.0), host(src.bytes)) };
         Ok(())
     }
 

@@ -72,6 +72,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 pub use calls::{Call, Cost, Fault, LatencyTable};
+pub use memory::HostMemory;
 pub use races::{BlockSite, MemoryUse, Race};
 pub use world::{KernelUse, SimCounters, SimGraph};
 
@@ -361,6 +362,85 @@ impl SimDevice {
     #[must_use]
     pub fn errors(&self) -> Vec<String> {
         self.with_state(|state| state.errors.clone())
+    }
+
+    /// How much work [`errors`](Self::errors) has.
+    #[must_use]
+    pub fn num_errors(&self) -> usize {
+        self.with_state(|state| state.errors.len())
+    }
+
+    /// Submits a copy of lent host memory to `dst`. Unlike [`Device::copy_from_host`], which has read the
+    /// source when it returns, this reads it when the stream comes to it. Counted as a call of that.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::InvalidArgument`] if the range is not device memory or the stream unknown.
+    #[track_caller]
+    pub fn copy_from_lent(
+        &self,
+        dst: DevicePtr,
+        src: HostMemory,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::CopyFromHost, src.bytes())?;
+        let on = (self.0.device, stream);
+        entered.copy_lent(on, asked(Call::CopyFromHost), dst, src, false)
+    }
+
+    /// Submits a copy of device memory to lent host memory. Unlike [`Device::copy_to_host`], it does not wait.
+    /// Counted as a call of that.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::InvalidArgument`] if the range is not device memory or the stream unknown.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lastref_alloc::sim::{HostMemory, SimDevice, SimOptions};
+    /// use lastref_alloc::{Device, StreamId};
+    ///
+    /// let device = SimDevice::new(SimOptions::new(1 << 30).with_max_ops_per_step(0))?;
+    /// let ptr = device.alloc_segment(4)?;
+    /// let mut host = vec![1, 2, 3, 4];
+    /// // SAFETY: the vector is not used until the stream has been waited for.
+    /// let lent = unsafe { HostMemory::new(host.as_mut_ptr(), 4) };
+    /// device.copy_to_lent(lent, ptr, StreamId::DEFAULT)?;
+    /// assert_eq!(device.pending_ops(), 1);
+    /// device.synchronize_stream(StreamId::DEFAULT)?;
+    /// assert_eq!(host, [0; 4]);
+    /// # Ok::<(), lastref_alloc::DeviceError>(())
+    /// ```
+    #[track_caller]
+    pub fn copy_to_lent(
+        &self,
+        dst: HostMemory,
+        src: DevicePtr,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
+        let mut entered = self.enter(Call::CopyToHost, dst.bytes())?;
+        let on = (self.0.device, stream);
+        entered.copy_lent(on, asked(Call::CopyToHost), src, dst, true)
+    }
+
+    /// Takes a reserved range, in which nothing is mapped, from another device of the group: as with CUDA's
+    /// driver, addresses are no device's until something is mapped there. Not a call of [`Device`].
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::InvalidArgument`] if `ptr` is in no range of `from`'s, or a page is mapped in it.
+    pub fn take_range(&self, from: DeviceIndex, ptr: DevicePtr) -> DeviceResult<()> {
+        let mut world = lock(&self.0.world);
+        let (to, from) = (self.0.device, from.0 as usize);
+        let pair = world.devices.get_disjoint_mut([to, from]);
+        let [to, from] = pair.map_err(|_| {
+            memory::invalid(
+                Call::ReserveRange,
+                format!("there is no other device {from}"),
+            )
+        })?;
+        to.memory.take_range(&mut from.memory, ptr)
     }
 
     /// Runs a kernel on `stream` for `microseconds` of device time, which uses memory as `uses` say

@@ -32,7 +32,7 @@ use std::sync::{Arc, OnceLock};
 use smallvec::SmallVec;
 
 use super::calls::{Call, Cost, Fault, LatencyTable, PerCall};
-use super::memory::{Memory, invalid};
+use super::memory::{HostMemory, Memory, invalid};
 use super::races::{Clock, Races, Touched};
 use crate::device::{
     DeviceError, DevicePtr, DeviceResult, EventId, Extent2d, FillValue, PageId, StreamId,
@@ -89,6 +89,14 @@ enum Work {
     Write {
         dst: DevicePtr,
         bytes: Box<[u8]>,
+    },
+    WriteLent {
+        dst: DevicePtr,
+        src: HostMemory,
+    },
+    ReadLent {
+        dst: HostMemory,
+        src: DevicePtr,
     },
     Copy {
         dst: DevicePtr,
@@ -161,9 +169,12 @@ impl Queued {
         match &self.work {
             Work::Wait(record) => record.is_finished(),
             Work::Record { late, .. } => *late == 0,
-            Work::Write { .. } | Work::Copy { .. } | Work::Fill { .. } | Work::Kernel { .. } => {
-                true
-            }
+            Work::Write { .. }
+            | Work::WriteLent { .. }
+            | Work::ReadLent { .. }
+            | Work::Copy { .. }
+            | Work::Fill { .. }
+            | Work::Kernel { .. } => true,
         }
     }
 }
@@ -568,6 +579,16 @@ impl World {
                 let done = state.memory.write(dst, &bytes, stamp);
                 done.map(|()| cost.microseconds(len))
             }
+            Work::WriteLent { dst, src } => {
+                let cost = state.latencies.host_copy;
+                let done = state.memory.write_from(dst, src, stamp);
+                done.map(|()| cost.microseconds(src.bytes()))
+            }
+            Work::ReadLent { dst, src } => {
+                let cost = state.latencies.host_copy;
+                let done = state.memory.read_to(dst, src, stamp);
+                done.map(|()| cost.microseconds(dst.bytes()))
+            }
             Work::Fill { dst, value, extent } => {
                 let cost = state.latencies.fill;
                 let done = state.memory.fill(dst, value, extent, stamp);
@@ -966,6 +987,37 @@ impl World {
         stream.clock = stream.clock.max(now) + cost;
         self.now = stream.clock;
         Ok(())
+    }
+
+    /// A copy between device memory at `ptr` and lent host memory.
+    pub(super) fn copy_lent(
+        &mut self,
+        (device, stream): StreamKey,
+        asked: Asked,
+        ptr: DevicePtr,
+        lent: HostMemory,
+        to_host: bool,
+    ) -> DeviceResult<()> {
+        self.devices[device].stream(asked.call, stream)?;
+        self.check(device, asked.call, ptr, lent.bytes())?;
+        if lent.bytes() == 0 {
+            return Ok(());
+        }
+        let row = Extent2d::one_row(lent.bytes());
+        let (used, work) = if to_host {
+            let work = Work::ReadLent {
+                dst: lent,
+                src: ptr,
+            };
+            (Rows::read(device, ptr, row), work)
+        } else {
+            let work = Work::WriteLent {
+                dst: ptr,
+                src: lent,
+            };
+            (Rows::write(device, ptr, row), work)
+        };
+        self.submit_uses((device, stream), asked, &[used], work)
     }
 
     /// Copies rows from device `from`.

@@ -31,7 +31,7 @@ use crate::{Error, Result};
 pub use event::Event;
 pub(crate) use foreign::ForeignMemory;
 #[cfg(feature = "cudarc")]
-pub use interop::TensorSlice;
+pub use interop::{TensorSlice, cudarc_context};
 pub use pool::{MemPool, MemPoolContext, use_mem_pool};
 use stream::current_id;
 pub(crate) use stream::same_device;

@@ -276,7 +276,7 @@ impl Tensor {
         Ok(values)
     }
 
-    fn expect_dtype<T: Element>(&self, call: &'static str) -> Result<()> {
+    pub(crate) fn expect_dtype<T: Element>(&self, call: &'static str) -> Result<()> {
         if T::DTYPE == self.dtype {
             return Ok(());
         }
