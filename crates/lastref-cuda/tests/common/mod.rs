@@ -117,9 +117,28 @@ impl Standin {
     pub(crate) fn clear(&self) {
         type Clear = unsafe extern "C" fn() -> c_int;
         // SAFETY: the function is the stand-in's, with this signature.
-        let clear = unsafe { self.0.get::<Clear>(b"lastref_standin_clear") }.unwrap();
+        let clear = unsafe { self.0.get::<Clear>(b"lastref_standin_clear_faults") }.unwrap();
         // SAFETY: it takes nothing.
         assert_eq!(unsafe { clear() }, 0);
+    }
+
+    /// Makes events recorded from now on wait, and all work behind them, until something waits for them;
+    /// or no longer.
+    pub(crate) fn delay_events(&self, late: bool) {
+        type Delay = unsafe extern "C" fn(u32) -> c_int;
+        // SAFETY: the function is the stand-in's, with this signature.
+        let delay = unsafe { self.0.get::<Delay>(b"lastref_standin_delay_events") }.unwrap();
+        // SAFETY: it takes a number.
+        assert_eq!(unsafe { delay(u32::from(late)) }, 0);
+    }
+
+    /// Bytes of a device that this process holds.
+    pub(crate) fn used(&self, device: i32) -> u64 {
+        type Used = unsafe extern "C" fn(c_int) -> u64;
+        // SAFETY: the function is the stand-in's, with this signature.
+        let used = unsafe { self.0.get::<Used>(b"lastref_standin_used") }.unwrap();
+        // SAFETY: it takes a number.
+        unsafe { used(device) }
     }
 
     /// How often `name` was called.

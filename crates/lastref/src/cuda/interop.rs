@@ -8,8 +8,8 @@ use lastref_cuda::cudarc::driver::{
 };
 
 use crate::alloc::{DeviceError, DevicePtr};
-use crate::shape::{Layout, length, unsigned};
 use crate::cuda::{Stream, current_device, current_stream, runtime};
+use crate::shape::{Layout, length, unsigned};
 use crate::{Device, Element, Error, Result, Shape, Tensor};
 
 /// The GPU behind device `index`, which must not be simulated.
