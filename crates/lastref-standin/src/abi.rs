@@ -28,6 +28,12 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
+    /// A place of our own.
+    #[cfg(test)]
+    pub(crate) fn to(place: &mut [T]) -> Self {
+        Self(place.as_mut_ptr())
+    }
+
     /// A result that nobody wants.
     pub(crate) const fn null() -> Self {
         Self(std::ptr::null_mut())
@@ -35,10 +41,6 @@ impl<T> Out<T> {
 
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
-    }
-
-    pub(crate) fn address(self) -> u64 {
-        self.0.expose_provenance() as u64
     }
 
     /// Another kind of result at the same place, as the caller's other arguments ask for.
@@ -109,10 +111,6 @@ impl<T> Copy for In<T> {}
 impl<T: Copy> In<T> {
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
-    }
-
-    pub(crate) fn address(self) -> u64 {
-        self.0.expose_provenance() as u64
     }
 
     pub(crate) fn get(self) -> Result<T, Code> {
@@ -341,6 +339,15 @@ pub(crate) struct CudaPointerAttributes {
     pub(crate) device: c_int,
     pub(crate) device_pointer: u64,
     pub(crate) host_pointer: u64,
+}
+
+/// `cudaChannelFormatDesc`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub(crate) struct ChannelDesc {
+    pub(crate) bits: Dim3,
+    pub(crate) w: u32,
+    pub(crate) kind: c_int,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -380,6 +380,13 @@ pub(crate) fn host_function(
     crate::streams::call_host(enter, on, function, data)
 }
 
+/// Calls the functions of objects that have gone, with no lock held.
+pub(crate) fn call_all(functions: Vec<(Callback, Opaque)>) {
+    for (function, data) in functions {
+        function.call(data);
+    }
+}
+
 fn enter(body: &mut dyn FnMut(&mut State) -> Outcome) -> Outcome {
     driver(body)
 }
@@ -1201,11 +1208,24 @@ exports! {
     fn cuGraphGetNodes(graph: Opaque, nodes: Out<Opaque>, count: Out<u64>) {
         driver(|state| state.graph_nodes(graph, nodes, count))
     }
+    fn cuUserObjectCreate(out: Out<Opaque>, data: Opaque, destroy: Callback, references: c_uint, _flags: c_uint) {
+        driver(|state| out.set(state.create_user_object(destroy, data, references)))
+    }
+    fn cuUserObjectRetain(object: Opaque, count: c_uint) {
+        driver(|state| state.retain_user_object(object, count))
+    }
+    fn cuUserObjectRelease(object: Opaque, count: c_uint) {
+        driver(|state| state.release_user_object(object, count)).map(call_all)
+    }
+    fn cuGraphRetainUserObject(graph: Opaque, object: Opaque, count: c_uint, flags: c_uint) {
+        const MOVE: c_uint = 1;
+        driver(|state| state.keep_with_graph(graph, object, count, flags & MOVE != 0))
+    }
     fn cuGraphDestroy(graph: Opaque) {
-        driver(|state| state.destroy_graph(graph))
+        driver(|state| state.destroy_graph(graph)).map(call_all)
     }
     fn cuGraphExecDestroy(graph: Opaque) {
-        driver(|state| state.destroy_graph(graph))
+        driver(|state| state.destroy_graph(graph)).map(call_all)
     }
 
     // ---- modules and kernels, which compute nothing -----------------------------------------------------

@@ -148,6 +148,19 @@ pub(crate) fn call(entry: &'static Entry, body: impl FnOnce() -> Outcome) -> c_i
     }
 }
 
+/// Runs the body of an exported function that returns something else than a result.
+pub(crate) fn plain<R>(
+    entry: &'static Entry,
+    body: impl FnOnce() -> R,
+    otherwise: impl FnOnce() -> R,
+) -> R {
+    entry.calls.fetch_add(1, Ordering::Relaxed);
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        log::say(&format!("{} has panicked, which is a bug", entry.name));
+        otherwise()
+    })
+}
+
 /// What comes before the body: settings, forks, failures on demand, latency.
 fn before(entry: &Entry) -> Outcome {
     if entry.library == Library::Control {
@@ -256,6 +269,36 @@ macro_rules! export {
     };
 }
 
+/// Defines exported functions that return something else than a result: what is after `or` where the body panics. They
+/// do not fail on demand.
+macro_rules! plain_exports {
+    ($library:ident; $(
+        fn $name:ident ($($argument:ident: $type:ty),* $(,)?) -> $returned:ty $body:block or $otherwise:expr;
+    )+) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub(crate) extern "C" fn $name($($argument: $type),*) -> $returned {
+                $crate::entry::plain(&$name::ENTRY, || $body, || $otherwise)
+            }
+
+            mod $name {
+                pub(super) static ENTRY: $crate::entry::Entry = $crate::entry::Entry::new(
+                    stringify!($name),
+                    $crate::entry::Library::$library,
+                    false,
+                );
+                pub(super) const EXPORT: $crate::entry::Export = $crate::entry::Export {
+                    entry: &ENTRY,
+                    function: $crate::entry::Function::new(super::$name as *const ::std::ffi::c_void),
+                };
+            }
+        )+
+
+        /// The functions of this module that return something else than a result, by name.
+        pub(crate) static PLAIN_EXPORTS: &[$crate::entry::Export] = &[$($name::EXPORT,)+];
+    };
+}
+
 /// Defines functions that fail as unsupported and say so once. They take whatever arguments there are: in the calling
 /// conventions of our hosts, a function may ignore them.
 macro_rules! unsupported_exports {
@@ -284,4 +327,4 @@ macro_rules! unsupported_exports {
     };
 }
 
-pub(crate) use {export, exports, unsupported_exports};
+pub(crate) use {export, exports, plain_exports, unsupported_exports};

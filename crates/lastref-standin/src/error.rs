@@ -12,7 +12,11 @@ pub(crate) struct Code(pub(crate) i32);
 pub(crate) type Outcome = Result<(), Code>;
 
 macro_rules! codes {
-    ($($constant:ident = $number:literal, $driver:literal, $runtime:literal, $text:literal;)+) => {
+    (
+        $($constant:ident = $number:literal, $driver:literal, $runtime:literal, $text:literal;)+
+        // Numbers that only failures on demand return.
+        $(_ = $other:literal, $other_driver:literal, $other_runtime:literal, $other_text:literal;)+
+    ) => {
         impl Code {
             $(pub(crate) const $constant: Self = Self($number);)+
 
@@ -25,6 +29,11 @@ macro_rules! codes {
                         concat!($runtime, "\0"),
                         concat!($text, "\0"),
                     )),)+
+                    $($other => Some((
+                        concat!($other_driver, "\0"),
+                        concat!($other_runtime, "\0"),
+                        concat!($other_text, "\0"),
+                    )),)+
                     _ => None,
                 }
             }
@@ -36,8 +45,11 @@ codes! {
     INVALID_VALUE = 1, "CUDA_ERROR_INVALID_VALUE", "cudaErrorInvalidValue", "invalid argument";
     OUT_OF_MEMORY = 2, "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "out of memory";
     NOT_INITIALIZED = 3, "CUDA_ERROR_NOT_INITIALIZED", "cudaErrorInitializationError", "initialization error";
+    INVALID_SYMBOL = 13, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidSymbol", "invalid device symbol";
     INSUFFICIENT_DRIVER = 35, "CUDA_ERROR_UNKNOWN", "cudaErrorInsufficientDriver",
         "CUDA driver version is insufficient for CUDA runtime version";
+    MISSING_CONFIGURATION = 52, "CUDA_ERROR_UNKNOWN", "cudaErrorMissingConfiguration",
+        "__global__ function call is not configured";
     NO_DEVICE = 100, "CUDA_ERROR_NO_DEVICE", "cudaErrorNoDevice", "no CUDA-capable device is detected";
     INVALID_DEVICE = 101, "CUDA_ERROR_INVALID_DEVICE", "cudaErrorInvalidDevice", "invalid device ordinal";
     INVALID_CONTEXT = 201, "CUDA_ERROR_INVALID_CONTEXT", "cudaErrorDeviceUninitialized", "invalid device context";
@@ -56,7 +68,6 @@ codes! {
         "cudaErrorHostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped";
     HOST_MEMORY_NOT_REGISTERED = 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
         "cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region";
-    LAUNCH_FAILED = 719, "CUDA_ERROR_LAUNCH_FAILED", "cudaErrorLaunchFailure", "unspecified launch failure";
     NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED", "cudaErrorNotSupported", "operation not supported";
     STREAM_CAPTURE_UNSUPPORTED = 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
         "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing";
@@ -77,6 +88,17 @@ codes! {
     STREAM_CAPTURE_WRONG_THREAD = 908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
         "cudaErrorStreamCaptureWrongThread", "attempt to terminate a thread-local capture sequence from another thread";
     UNKNOWN = 999, "CUDA_ERROR_UNKNOWN", "cudaErrorUnknown", "unknown error";
+    _ = 4, "CUDA_ERROR_DEINITIALIZED", "cudaErrorCudartUnloading", "driver shutting down";
+    _ = 46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "cudaErrorDevicesUnavailable",
+        "CUDA-capable device(s) is/are busy or unavailable";
+    _ = 200, "CUDA_ERROR_INVALID_IMAGE", "cudaErrorInvalidKernelImage", "device kernel image is invalid";
+    _ = 214, "CUDA_ERROR_ECC_UNCORRECTABLE", "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered";
+    _ = 304, "CUDA_ERROR_OPERATING_SYSTEM", "cudaErrorOperatingSystem", "OS call failed or operation not supported on this OS";
+    _ = 702, "CUDA_ERROR_LAUNCH_TIMEOUT", "cudaErrorLaunchTimeout", "the launch timed out and was terminated";
+    _ = 710, "CUDA_ERROR_ASSERT", "cudaErrorAssert", "device-side assert triggered";
+    _ = 719, "CUDA_ERROR_LAUNCH_FAILED", "cudaErrorLaunchFailure", "unspecified launch failure";
+    _ = 800, "CUDA_ERROR_NOT_PERMITTED", "cudaErrorNotPermitted", "operation not permitted";
+    _ = 802, "CUDA_ERROR_SYSTEM_NOT_READY", "cudaErrorSystemNotReady", "system not yet initialized";
 }
 
 impl Code {

@@ -17,6 +17,8 @@
 compile_error!("the stand-in is for 64-bit Linux, as the simulated device is");
 
 mod abi;
+mod control;
+mod cublas;
 mod device;
 mod driver;
 mod entry;
@@ -24,12 +26,30 @@ mod error;
 mod log;
 mod memory;
 mod names;
+mod nvml;
+mod properties;
 mod runtime;
 mod session;
 mod settings;
 mod state;
 mod streams;
 mod sync;
+mod unsupported;
 
 /// All functions that C programs can call.
-static EXPORTS: &[&[entry::Export]] = &[driver::EXPORTS];
+static EXPORTS: &[&[entry::Export]] = &[
+    driver::EXPORTS,
+    runtime::EXPORTS,
+    runtime::PLAIN_EXPORTS,
+    nvml::EXPORTS,
+    nvml::PLAIN_EXPORTS,
+    cublas::EXPORTS,
+    cublas::PLAIN_EXPORTS,
+    cublas::settings::EXPORTS,
+    cublas::products::EXPORTS,
+    control::EXPORTS,
+    control::PLAIN_EXPORTS,
+    unsupported::driver::EXPORTS,
+    unsupported::runtime::EXPORTS,
+    unsupported::nvml::EXPORTS,
+];

@@ -32,7 +32,7 @@ use crate::log;
 use crate::memory::{Physical, Pool, Region, ReservedRange};
 use crate::session::Session;
 use crate::settings::{Settings, settings};
-use crate::streams::{Capture, CaptureMode, Event, Graph, Stream};
+use crate::streams::{Capture, CaptureMode, Event, Graph, Stream, UserObject};
 use crate::sync::{Mutex, lock};
 
 /// The name of every device, which says what it is.
@@ -89,8 +89,7 @@ pub(crate) struct State {
     /// Modules and libraries, and the functions got from them, by name.
     pub(crate) modules: BTreeSet<u64>,
     pub(crate) functions: HashMap<u64, &'static str>,
-    /// Variables of kernels: where the host has its own copy, and how large they are.
-    pub(crate) variables: HashMap<u64, u64>,
+    pub(crate) user_objects: HashMap<u64, UserObject>,
     pub(crate) kernels_launched: u64,
     pub(crate) session: Option<Session>,
     next_handle: u64,
@@ -240,7 +239,7 @@ impl State {
             pools: HashMap::new(),
             modules: BTreeSet::new(),
             functions: HashMap::new(),
-            variables: HashMap::new(),
+            user_objects: HashMap::new(),
             kernels_launched: 0,
             session: settings.shared.as_deref().and_then(Session::open),
             next_handle: 0x5a00_0000,

@@ -116,13 +116,22 @@ pub(crate) struct Capture {
     streams: BTreeMap<u64, (usize, usize)>,
     broken: bool,
     pub(crate) graph: u64,
+    kept: Vec<(u64, u32)>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Graph {
     pub(crate) ops: Arc<[Op]>,
-    /// Objects that live as long as the graph.
-    pub(crate) kept: Vec<u64>,
+    /// References to objects that live as long as the graph.
+    kept: Vec<(u64, u32)>,
+}
+
+/// Something of the caller's that goes when nobody refers to it any more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UserObject {
+    destroy: Callback,
+    data: Opaque,
+    references: u32,
 }
 
 thread_local! {
@@ -485,6 +494,7 @@ impl State {
             streams: BTreeMap::from([(on.key, (0, 0))]),
             broken: false,
             graph,
+            kept: Vec::new(),
         };
         self.captures.insert(handle, capture);
         Ok(())
@@ -519,7 +529,7 @@ impl State {
         }
         let graph = Graph {
             ops: capture.ops.into(),
-            kept: Vec::new(),
+            kept: capture.kept,
         };
         self.graphs.insert(capture.graph, graph);
         Ok(capture.graph)
@@ -679,16 +689,100 @@ impl State {
 
     pub(crate) fn instantiate(&mut self, graph: u64) -> Result<u64, Code> {
         let made = self.graph(graph)?.clone();
+        for (object, count) in &made.kept {
+            self.retain_user_object(*object, *count)?;
+        }
         let handle = self.new_handle();
         self.graphs.insert(handle, made);
         Ok(handle)
     }
 
-    pub(crate) fn destroy_graph(&mut self, graph: u64) -> Outcome {
-        self.graphs
-            .remove(&graph)
-            .map(|_| ())
-            .ok_or(Code::INVALID_VALUE)
+    /// Returns what is to be called, with no lock held, since nothing refers to it any more.
+    pub(crate) fn destroy_graph(&mut self, graph: u64) -> Result<Vec<(Callback, Opaque)>, Code> {
+        let gone = self.graphs.remove(&graph).ok_or(Code::INVALID_VALUE)?;
+        let mut called = Vec::new();
+        for (object, count) in gone.kept {
+            called.extend(self.release_user_object(object, count)?);
+        }
+        Ok(called)
+    }
+
+    pub(crate) fn create_user_object(
+        &mut self,
+        destroy: Callback,
+        data: Opaque,
+        references: u32,
+    ) -> u64 {
+        let handle = self.new_handle();
+        let object = UserObject {
+            destroy,
+            data,
+            references,
+        };
+        self.user_objects.insert(handle, object);
+        handle
+    }
+
+    pub(crate) fn retain_user_object(&mut self, object: u64, count: u32) -> Outcome {
+        let object = self
+            .user_objects
+            .get_mut(&object)
+            .ok_or(Code::INVALID_VALUE)?;
+        object.references = object
+            .references
+            .checked_add(count)
+            .ok_or(Code::INVALID_VALUE)?;
+        Ok(())
+    }
+
+    /// As [`destroy_graph`](Self::destroy_graph).
+    pub(crate) fn release_user_object(
+        &mut self,
+        handle: u64,
+        count: u32,
+    ) -> Result<Vec<(Callback, Opaque)>, Code> {
+        let object = self
+            .user_objects
+            .get_mut(&handle)
+            .ok_or(Code::INVALID_VALUE)?;
+        object.references = object
+            .references
+            .checked_sub(count)
+            .ok_or(Code::INVALID_VALUE)?;
+        if object.references > 0 {
+            return Ok(Vec::new());
+        }
+        let gone = *object;
+        self.user_objects.remove(&handle);
+        Ok(vec![(gone.destroy, gone.data)])
+    }
+
+    /// Lets a graph refer to an object; with `given`, by references that the caller had.
+    pub(crate) fn keep_with_graph(
+        &mut self,
+        graph: u64,
+        object: u64,
+        count: u32,
+        given: bool,
+    ) -> Outcome {
+        if !self.user_objects.contains_key(&object) {
+            return Err(Code::INVALID_VALUE);
+        }
+        // While it is captured, a graph is not among those that can be launched yet.
+        let captured = self
+            .captures
+            .values_mut()
+            .find(|capture| capture.graph == graph);
+        let kept = match captured {
+            Some(capture) => &mut capture.kept,
+            None => &mut self.graphs.get_mut(&graph).ok_or(Code::INVALID_VALUE)?.kept,
+        };
+        kept.push((object, count));
+        if given {
+            Ok(())
+        } else {
+            self.retain_user_object(object, count)
+        }
     }
 
     /// The nodes of a graph: as many as pieces of work, each with a handle of nothing.
