@@ -27,7 +27,7 @@ fn folder(workspace: &Workspace) -> PathBuf {
 }
 
 /// Every trace there is, by name.
-fn all(workspace: &Workspace) -> Result<Vec<PathBuf>> {
+pub(crate) fn all(workspace: &Workspace) -> Result<Vec<PathBuf>> {
     let folder = folder(workspace);
     let mut traces = Vec::new();
     for entry in

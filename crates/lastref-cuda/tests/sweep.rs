@@ -196,7 +196,11 @@ impl Held {
 #[test]
 fn every_call_of_a_device_may_fail() {
     run("calls", &[("MEMORY", "256MiB"), ("DEVICES", "2")]);
-    let settings = [("MEMORY", "256MiB"), ("DEVICES", "2"), ("VIRTUAL_MEMORY", "0")];
+    let settings = [
+        ("MEMORY", "256MiB"),
+        ("DEVICES", "2"),
+        ("VIRTUAL_MEMORY", "0"),
+    ];
     run("calls", &settings);
 }
 
@@ -213,8 +217,16 @@ fn calls() {
 
     // Whether peers copy directly is settled once.
     standin.fail("cuCtxEnablePeerAccess", 1, UNKNOWN);
-    assert_eq!(Held::program(device, peer).failures, 0, "a slower way is no failure");
-    assert_eq!(Held::program(device, peer).failures, 0, "nothing else fails by itself");
+    assert_eq!(
+        Held::program(device, peer).failures,
+        0,
+        "a slower way is no failure"
+    );
+    assert_eq!(
+        Held::program(device, peer).failures,
+        0,
+        "nothing else fails by itself"
+    );
 
     let mut num_failures = 0;
     for symbol in SYMBOLS {
@@ -224,14 +236,24 @@ fn calls() {
         let called = standin.calls(symbol);
         Held::program(device, peer);
         let calls = standin.calls(symbol) - called;
-        let is_of_pages = ["cuMemAddress", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess"]
-            .iter()
-            .any(|part| symbol.starts_with(part));
+        let is_of_pages = [
+            "cuMemAddress",
+            "cuMemCreate",
+            "cuMemRelease",
+            "cuMemMap",
+            "cuMemUnmap",
+            "cuMemSetAccess",
+        ]
+        .iter()
+        .any(|part| symbol.starts_with(part));
         if is_of_pages && device.properties().page_bytes.is_none() {
             assert_eq!(calls, 0, "{symbol}");
             continue;
         }
-        assert!(calls > 0, "{symbol} is never called: it need not be looked up");
+        assert!(
+            calls > 0,
+            "{symbol} is never called: it need not be looked up"
+        );
         for n in 1..=calls {
             for code in [UNKNOWN, OUT_OF_MEMORY] {
                 standin.fail(symbol, n, code);
@@ -241,7 +263,12 @@ fn calls() {
                 // What is only asked may be answered by doing without.
                 let is_quiet = matches!(
                     *symbol,
-                    "cuStreamIsCapturing" | "cuEventQuery" | "cuCtxGetCurrent" | "cuCtxSetCurrent" | "cuMemHostAlloc" | "cuMemGetInfo_v2"
+                    "cuStreamIsCapturing"
+                        | "cuEventQuery"
+                        | "cuCtxGetCurrent"
+                        | "cuCtxSetCurrent"
+                        | "cuMemHostAlloc"
+                        | "cuMemGetInfo_v2"
                 );
                 assert!(is_told || is_quiet, "nobody is told of {symbol}, call {n}");
                 num_failures += u32::from(is_told);
@@ -265,7 +292,11 @@ fn the_allocator_survives_the_failure_of_every_call() {
 }
 
 /// Sizes that come and go on two streams, on a device that is hardly larger than what is live.
-fn go(device: &CudaDevice, backing: Backing, other: StreamId) -> (CachingAllocator<CudaDevice>, u32) {
+fn go(
+    device: &CudaDevice,
+    backing: Backing,
+    other: StreamId,
+) -> (CachingAllocator<CudaDevice>, u32) {
     let options = AllocatorOptions::new().with_backing(backing);
     let allocator = CachingAllocator::with_options(device.clone(), &options);
     let mut live: Vec<Block<CudaDevice>> = Vec::new();
@@ -318,5 +349,8 @@ fn allocator() {
             }
         }
     }
-    assert!(num_told > 20, "only {num_told} failures were seen by a caller");
+    assert!(
+        num_told > 20,
+        "only {num_told} failures were seen by a caller"
+    );
 }

@@ -19,6 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "lastref",
         &["lastref-alloc", "lastref-cuda", "lastref-derive"],
     ),
+    ("lastref-standin", &["lastref-alloc"]),
     ("lastref-cli", &["lastref", "lastref-snapshot"]),
     (
         "lastref-python",

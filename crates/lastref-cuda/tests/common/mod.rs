@@ -29,7 +29,7 @@ pub(crate) fn shared_object() -> PathBuf {
 pub(crate) fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&folder).unwrap();
-    for library in ["libcuda.so", "libcuda.so.1"] {
+    for library in ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"] {
         put(&shared_object(), &folder.join(library));
     }
     folder
