@@ -198,6 +198,8 @@ fn captured() {
     let side = cuda::Stream::new().unwrap();
     let stream = side.to_cudarc().unwrap();
     assert!(!device.is_capturing());
+    // Of cudarc's, the thin layer leaves it to its caller which context is current.
+    stream.context().bind_to_thread().unwrap();
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
     // SAFETY: a stream of ours.
     unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.unwrap();
