@@ -57,7 +57,7 @@ const CHUNKS_IN_FLIGHT: usize = 3;
 /// # Graph capture
 ///
 /// [`is_capturing`](Device::is_capturing) knows the streams made here, the default stream, and those
-/// of others that were told ([`adopt_stream`](Self::adopt_stream), with the feature `cudarc`). Memory may
+/// of others that were told (`adopt_stream`, with the feature `cudarc`). Memory may
 /// be taken meanwhile. Copies from and to host slices on a captured stream are refused: a graph would read
 /// the slice whenever it is run.
 #[derive(Clone)]
@@ -269,6 +269,11 @@ impl CudaDevice {
         }
         raw::set_current_context(Some(context)).map_err(|failure| self.error(failure))?;
         Ok(Entered(Some(before)))
+    }
+
+    /// Has this thread's calls be no concern of a capture that goes on elsewhere.
+    pub(crate) fn uncaptured(&self) -> DeviceResult<Uncaptured> {
+        Uncaptured::enter().map_err(|failure| self.error(failure))
     }
 
     /// The primary context, retained at the first call and never released.
@@ -643,7 +648,7 @@ unsafe impl Device for CudaDevice {
         if bytes > self.0.properties.total_bytes {
             return Err(self.full(CALL, bytes));
         }
-        let _uncaptured = Uncaptured::enter().map_err(|failure| self.error(failure))?;
+        let _uncaptured = self.uncaptured()?;
         let ptr = raw::alloc(bytes.next_multiple_of(ALIGNMENT))
             .map_err(|failure| self.memory_error(failure, bytes))?;
         lock(&self.0.books).add_segment(ptr, bytes);
@@ -701,7 +706,7 @@ unsafe impl Device for CudaDevice {
         const CALL: &str = "cuMemCreate";
         let page_bytes = self.page_bytes(CALL)?;
         let _entered = self.enter(CALL)?;
-        let _uncaptured = Uncaptured::enter().map_err(|failure| self.error(failure))?;
+        let _uncaptured = self.uncaptured()?;
         let handle = self
             .0
             .ordinal
@@ -907,6 +912,7 @@ unsafe impl Device for CudaDevice {
             return Ok(());
         }
         self.refuse_capture(CALL, stream, &on)?;
+        let _uncaptured = self.uncaptured()?;
         let sent = self.send(dst, src, &on);
         self.trim_if_overfull();
         sent
@@ -921,6 +927,7 @@ unsafe impl Device for CudaDevice {
             return Ok(());
         }
         self.refuse_capture(CALL, stream, &on)?;
+        let _uncaptured = self.uncaptured()?;
         let fetched = self.fetch(dst, src, &on);
         self.trim_if_overfull();
         fetched

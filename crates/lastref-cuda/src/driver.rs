@@ -208,8 +208,9 @@ fn start() -> Result<Driver, Unavailable> {
             symbol,
         });
     }
-    // The driver must stay when this is dropped: cudarc's handle on it keeps it, but comes later.
-    std::mem::forget(library);
+    // The library stays: cudarc's own handle on it is made at the first call only.
+    static KEPT: OnceLock<Library> = OnceLock::new();
+    KEPT.get_or_init(|| library);
     raw::init().map_err(failed)?;
     watch_the_end();
     let num_devices = raw::device_count().map_err(failed)?;

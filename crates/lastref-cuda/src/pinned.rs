@@ -78,6 +78,7 @@ impl PinnedBuffer {
     pub(crate) fn new(device: &CudaDevice, bytes: usize) -> DeviceResult<Self> {
         let class = class_of(bytes);
         let _entered = device.enter("cuMemHostAlloc")?;
+        let _uncaptured = device.uncaptured()?;
         let block = match take_idle(class) {
             Some(block) => block,
             None => {

@@ -289,8 +289,8 @@ pub(crate) fn enable_peer_access(peer: Context) -> Outcome<()> {
     result.result().named("cuCtxEnablePeerAccess")
 }
 
-/// Lets this thread call what is refused while a stream is captured, until dropped: taking memory
-/// is no part of a graph.
+/// Lets this thread call what is refused while any stream is captured, until dropped: taking memory
+/// and asking our own events is no part of a graph.
 #[derive(Debug)]
 pub(crate) struct Uncaptured(sys::CUstreamCaptureMode);
 

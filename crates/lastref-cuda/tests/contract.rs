@@ -37,7 +37,6 @@ fn a_device_without_virtual_memory_passes() {
 
 #[test]
 #[ignore = "run by the others, or by hand where there is a GPU"]
-#[expect(clippy::print_stdout, reason = "read by the test that runs this")]
 fn inner() {
     let report = report();
     let skipped: Vec<_> = report.skipped.iter().map(|(name, _)| name).collect();

@@ -12,7 +12,6 @@ use common::{command, folder, passed, run};
 /// What `devices` says, and whether it is the usual lack of a GPU.
 #[test]
 #[ignore = "run by the others"]
-#[expect(clippy::print_stdout, reason = "read by the test that runs this")]
 fn inner() {
     match lastref_cuda::devices() {
         Ok(devices) => println!("found: {}", devices.len()),

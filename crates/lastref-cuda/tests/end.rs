@@ -100,8 +100,8 @@ fn nothing_is_called_while_the_process_exits() {
     assert!(said.contains("at exit: all as it should be"), "{said}");
 }
 
-static HELD: OnceLock<Mutex<Option<(CachingAllocator<CudaDevice>, lastref_cuda::PinnedBuffer)>>> =
-    OnceLock::new();
+type Held = (CachingAllocator<CudaDevice>, lastref_cuda::PinnedBuffer);
+static HELD: OnceLock<Mutex<Option<Held>>> = OnceLock::new();
 
 extern "C" fn late() {
     let as_it_should = std::panic::catch_unwind(|| {
@@ -334,7 +334,8 @@ fn host_copies() {
     let device = device(0);
     let bytes = 37 * MIB + 13;
     let ptr = device.alloc_segment(bytes).unwrap();
-    let sent: Vec<u8> = (0..bytes).map(|i| (i * 7 + i / 255) as u8).collect();
+    let byte = |i: u64| (i * 7 + i / 255).to_le_bytes()[0];
+    let sent: Vec<u8> = (0..bytes).map(byte).collect();
     let side = device.create_stream(-1).unwrap();
     let mut read = vec![0; sent.len()];
     for stream in [DEFAULT, side] {

@@ -1,5 +1,4 @@
 //! What another process sees of this one's memory, by NVML: the stand-in keeps books for all its processes.
-#![expect(clippy::unwrap_used, reason = "an error here is a failed test")]
 
 mod common;
 
@@ -16,7 +15,6 @@ use libloading::Library;
 /// A program that stops after each step, until it is told to go on.
 #[test]
 #[ignore = "run by the test below"]
-#[expect(clippy::print_stdout, reason = "read by the test that runs this")]
 fn program() {
     let step = |name: &str| {
         println!("step {name}");
@@ -39,7 +37,6 @@ fn program() {
 /// Prints what NVML says is in use.
 #[test]
 #[ignore = "run by the test below"]
-#[expect(clippy::print_stdout, reason = "read by the test that runs this")]
 fn watcher() {
     #[repr(C)]
     #[derive(Default)]

@@ -76,7 +76,7 @@ impl Drop for ForeignMemory {
         let owner = self.owner.take();
         if !is_done {
             // Better lost than used again while a stream still works on it.
-            std::mem::forget(owner);
+            let _kept = owner.map(Box::leak);
         }
     }
 }

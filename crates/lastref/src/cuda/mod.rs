@@ -32,6 +32,7 @@ pub use event::Event;
 pub(crate) use foreign::ForeignMemory;
 #[cfg(feature = "cudarc")]
 pub use interop::{TensorSlice, cudarc_context};
+pub use lastref_cuda::CudaStats;
 pub use pool::{MemPool, MemPoolContext, use_mem_pool};
 use stream::current_id;
 pub(crate) use stream::same_device;
@@ -330,7 +331,7 @@ pub(crate) fn count_staged(bytes: u64) {
 /// assert_eq!(lastref::cuda::driver_stats().failed_releases, 0);
 /// ```
 #[must_use]
-pub fn driver_stats() -> lastref_cuda::CudaStats {
+pub fn driver_stats() -> CudaStats {
     lastref_cuda::stats()
 }
 

@@ -2,6 +2,8 @@
 //! stand-in for the driver plays ([`also_on_a_driver`]), with counts of memory and calls from the driver.
 #![allow(
     dead_code,
+    unused_imports,
+    unused_macros,
     clippy::allow_attributes,
     reason = "each test file uses a part"
 )]
