@@ -126,6 +126,7 @@ impl Environment {
             fs::remove_dir_all(&folder)
                 .with_context(|| format!("cannot empty {}", folder.display()))?;
         }
+        bring_standin(workspace, profile)?;
         let mut maturin = self
             .program(workspace, "maturin")
             .args([
@@ -178,6 +179,27 @@ impl Environment {
     fn bin(&self, name: &str) -> PathBuf {
         self.folder.join("bin").join(name)
     }
+}
+
+/// Builds the stand-in and puts it where the wheel takes it from.
+fn bring_standin(workspace: &Workspace, profile: Profile) -> Result<()> {
+    let mut build =
+        command(workspace, "cargo").args(["build", "--locked", "-p", "lastref-standin"]);
+    let built = match profile {
+        Profile::Dev => "debug",
+        Profile::Release => {
+            build = build.args(["--release"]);
+            "release"
+        }
+    };
+    build.run()?;
+    let built = workspace.target.join(built).join("liblastref_standin.so");
+    let folder = workspace.root.join("python/lastref/_standin");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let place = folder.join("liblastref_standin.so");
+    fs::copy(&built, &place)
+        .with_context(|| format!("cannot copy {} to {}", built.display(), place.display()))?;
+    Ok(())
 }
 
 fn wheel_in(folder: &Path) -> Result<PathBuf> {

@@ -12,9 +12,13 @@
 
 mod demo;
 mod devices;
+#[cfg(target_os = "linux")]
+mod elf;
 mod numbers;
 mod progress;
 mod replay;
+#[cfg(target_os = "linux")]
+mod standin;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -38,6 +42,9 @@ enum Command {
     Replay(replay::Arguments),
     /// List the devices that are there
     Devices(devices::Arguments),
+    /// Run a program where a stand-in plays the GPU: real memory and copies, kernels that compute nothing
+    #[cfg(target_os = "linux")]
+    Standin(standin::Arguments),
 }
 
 /// Why a command did not end with status 0.
@@ -94,6 +101,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Demo(arguments) => demo::run(&arguments, &mut out),
         Command::Replay(arguments) => replay::run(&arguments, &mut out),
         Command::Devices(arguments) => devices::run(&arguments, &mut out),
+        #[cfg(target_os = "linux")]
+        Command::Standin(arguments) => standin::run(&arguments, &mut out),
     };
     let (status, error) = match result.and_then(|()| Ok(out.flush()?)) {
         Ok(()) => return 0,

@@ -39,22 +39,18 @@ def pytest_report_header() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the stand-in's libraries, which takes a second to build."""
-    spec = importlib.util.spec_from_file_location("lastref_standin_build", HERE / "standin" / "build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
-    built: Path = build.build(tmp_path_factory.mktemp("standin"))
-    return built
+def standin() -> dict[str, str]:
+    """The variables under which a program finds the stand-in's devices, from the command that the wheel brings."""
+    asked = [sys.executable, "-m", "lastref", "standin", "--env"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    return dict(line.split("=", 1) for line in said.splitlines())
 
 
 RunTorch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def run_torch(standin: Path) -> RunTorch:
+def run_torch(standin: dict[str, str]) -> RunTorch:
     """Runs a program in an interpreter of its own, where PyTorch finds devices.
 
     ``mib`` is the memory of each of the ``devices``. ``status`` is the exit status that is expected, None for any.
@@ -78,9 +74,9 @@ def run_torch(standin: Path) -> RunTorch:
             or not name.startswith(("LASTREF_", "PYTORCH_", "PYTHON"))
         }
         variables |= {
-            "LD_LIBRARY_PATH": str(standin),
-            "LD_PRELOAD": ":".join(str(path) for path in sorted(standin.glob("liblastref_standin_*.so"))),
-            "LASTREF_STANDIN_MIB": str(mib),
+            **standin,
+            "LASTREF_STANDIN_QUIET": "1",
+            "LASTREF_STANDIN_MEMORY": f"{mib}MiB",
             "LASTREF_STANDIN_DEVICES": str(devices),
             **(env or {}),
         }

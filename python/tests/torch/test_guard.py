@@ -105,7 +105,7 @@ segment = full(900)
 del segment
 kept, freed = full(450), full(450)
 freed.record_stream(side)
-standin.standin_set_late(1)
+standin.lastref_standin_delay_events(1)
 del freed
 assert torch.cuda.memory_reserved() == 900 * MIB
 try:

@@ -28,7 +28,7 @@ needs_that_torch = pytest.mark.skipif(
 )
 
 # What stands in for another process, and what a real one is.
-ENVIRONMENT = {"12-another-process.py": {"LASTREF_STANDIN_OTHER_MIB": "6000"}}
+ENVIRONMENT = {"12-another-process.py": {"LASTREF_STANDIN_OTHER_MEMORY": "6000MiB"}}
 
 
 def block(name: str) -> "re.Pattern[str]":

@@ -27,18 +27,22 @@ pub fn library() -> &'static Library {
     LIBRARY.get_or_init(|| unsafe { Library::new(library_path()) }.unwrap())
 }
 
-/// Calls a function that returns a result: `call!(cuMemFree_v2(ptr: u64))`.
+/// A function of the library, as the type that the caller knows it to have.
+pub fn symbol<F: Copy>(name: &str) -> F {
+    let name = format!("{name}\0");
+    // SAFETY: the caller names the type that the header has.
+    let found = unsafe { library().get::<F>(name.as_bytes()) };
+    *found.unwrap()
+}
+
+/// Calls a function that returns a result: `call!(cuMemFree_v2(ptr => u64))`.
 #[macro_export]
 macro_rules! call {
     ($name:ident($($argument:expr => $type:ty),* $(,)?)) => {{
-        let name = concat!(stringify!($name), "\0");
+        type Function = unsafe extern "C" fn($($type),*) -> std::ffi::c_int;
+        let function: Function = $crate::support::symbol(stringify!($name));
         // SAFETY: the test says what the header says.
-        unsafe {
-            let function = $crate::support::library()
-                .get::<unsafe extern "C" fn($($type),*) -> std::ffi::c_int>(name.as_bytes())
-                .unwrap();
-            function($($argument),*)
-        }
+        unsafe { function($($argument),*) }
     }};
 }
 

@@ -13,7 +13,6 @@ LIBRARIES = {
     "cudart.c": "liblastref_standin_cudart.so",
     "cuda.c": "libcuda.so.1",
     "nvml.c": "libnvidia-ml.so.1",
-    "cublas.c": "liblastref_standin_cublas.so",
 }
 
 
@@ -51,7 +50,7 @@ def environment(folder: Path, mib: int, devices: int = 1) -> dict[str, str]:
     """Variables under which a program finds the stand-in's devices."""
     return {
         "LD_LIBRARY_PATH": str(folder),
-        "LD_PRELOAD": ":".join(str(folder / LIBRARIES[name]) for name in ("cudart.c", "cublas.c")),
+        "LD_PRELOAD": str(folder / LIBRARIES["cudart.c"]),
         "LASTREF_STANDIN_MIB": str(mib),
         "LASTREF_STANDIN_DEVICES": str(devices),
     }
