@@ -1,4 +1,4 @@
-//! The project's chores, one command each: `cargo xtask demo | test | bench | mutants | lint | docs | torch`.
+//! The project's chores, one command each: `cargo xtask demo | test | bench | gpu | mutants | lint | docs | torch`.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -13,6 +13,7 @@
 //! | [`mechanisms`] | the allocator with one mechanism gone at a time, on traces |
 //! | [`measured`] | the numbers and charts in the documents, written by the measurements |
 //! | [`snapshots`] | reading a large snapshot, measured |
+//! | [`gpu`] | the program that checks and measures a GPU, and its rehearsal |
 //! | [`traces`] | where allocation traces are, and what replaying them must give |
 //!
 //! Nothing here is shared with the shipped crates: xtask calls what a user would call.
@@ -26,6 +27,7 @@ mod command;
 mod instructions;
 mod measured;
 mod mechanisms;
+mod gpu;
 mod mutants;
 mod python;
 mod rules;
@@ -83,6 +85,15 @@ enum Task {
         smallest: bool,
         /// The traces to replay [default: all there are]
         traces: Vec<PathBuf>,
+    },
+    /// Check and measure what lastref does on this machine's GPU
+    Gpu {
+        /// Rehearse it on the stand-in for the driver
+        #[arg(long)]
+        standin: bool,
+        /// Put the program and the traces into this folder, to be carried to a machine with a GPU
+        #[arg(long, conflicts_with = "standin")]
+        bundle: Option<PathBuf>,
     },
     /// Break the allocator in one place after the other, and see that its tests notice
     Mutants {
@@ -231,6 +242,7 @@ fn run(task: Task) -> Result<()> {
             of: Some(Comparison::Torch),
             ..
         } => torch::bench(&workspace),
+        Task::Gpu { standin, bundle } => gpu::run(&workspace, standin, bundle.as_deref()),
         Task::Torch { version } => torch::changes(&workspace, &version),
         Task::Mutants { part } => mutants::run(&workspace, part.as_deref()),
         Task::Lint => Steps::run(|steps| suite::lint(&workspace, steps)),

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::command::{cargo, command};
 use crate::instructions;
+use crate::gpu;
 use crate::python::{Environment, Profile};
 use crate::rules;
 use crate::steps::Steps;
@@ -190,6 +191,13 @@ fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
         holders().args(["--test", "holders"]).run()?;
         holders().args(["--doc", "holders"]).run()
     })?;
+    steps.step("tests of the feature `cudarc`", || {
+        cargo(workspace)
+            .args(["test", "-p", "lastref", "--features", "cudarc"])
+            .args(["--test", "cudarc"])
+            .run()
+    })?;
+    gpu::rehearse(workspace, steps)?;
     for (package, models) in [("lastref-alloc", "loom"), ("lastref", "gc_loom")] {
         let name = format!("loom: every interleaving of the protocols of {package}");
         steps.step(&name, || {

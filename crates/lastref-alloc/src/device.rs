@@ -130,6 +130,94 @@ pub struct Extent2d {
     pub src_pitch: u64,
 }
 
+impl Extent2d {
+    /// A plain copy or fill of `bytes` bytes, as one row.
+    #[must_use]
+    pub const fn one_row(bytes: u64) -> Self {
+        Self {
+            width_bytes: bytes,
+            height: 1,
+            dst_pitch: bytes,
+            src_pitch: bytes,
+        }
+    }
+
+    /// Bytes from the start of the first row to the end of the last one, for rows of this `pitch`.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong: rows that overlap, or that pass the end of the address space.
+    pub fn span(self, pitch: u64) -> Result<u64, String> {
+        if self.height > 1 && pitch < self.width_bytes {
+            return Err(format!(
+                "pitch {pitch} is less than the width, {}",
+                self.width_bytes
+            ));
+        }
+        if self.width_bytes == 0 || self.height == 0 {
+            return Ok(0);
+        }
+        (self.height - 1)
+            .checked_mul(pitch)
+            .and_then(|rows| rows.checked_add(self.width_bytes))
+            .ok_or_else(|| {
+                format!(
+                    "{} rows of pitch {pitch} pass the end of memory",
+                    self.height
+                )
+            })
+    }
+
+    /// Whether a row of a copy's destination shares a byte with a row of its source. Both spans
+    /// must end inside the address space.
+    #[must_use]
+    pub fn rows_overlap(self, dst: DevicePtr, src: DevicePtr) -> bool {
+        let Self {
+            width_bytes: width,
+            height,
+            dst_pitch,
+            src_pitch,
+        } = self;
+        (0..height).any(|row| {
+            let start = dst.0 + row * dst_pitch;
+            // The last source row that starts before this row ends.
+            let Some(reach) = (start + width).checked_sub(src.0 + 1) else {
+                return false;
+            };
+            let last = if height > 1 {
+                (reach / src_pitch).min(height - 1)
+            } else {
+                0
+            };
+            src.0 + last * src_pitch + width > start
+        })
+    }
+
+    /// That a fill with `value` from `dst` on writes whole values.
+    ///
+    /// # Errors
+    ///
+    /// What is no multiple of the value's size.
+    pub fn check_fill(self, dst: DevicePtr, value: FillValue) -> Result<(), String> {
+        let size = value.bytes();
+        // Of one row the pitch does not matter.
+        let pitch = if self.height > 1 { self.dst_pitch } else { 0 };
+        let multiples = [
+            ("address", dst.0),
+            ("width", self.width_bytes),
+            ("pitch", pitch),
+        ];
+        for (what, number) in multiples {
+            if !number.is_multiple_of(size) {
+                return Err(format!(
+                    "the {what} {number} is no multiple of the value's {size} bytes"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The value a fill repeats. The destination must be aligned to its size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FillValue {

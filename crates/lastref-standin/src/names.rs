@@ -99,11 +99,12 @@ pub(crate) fn find(name: &str) -> Option<Export> {
     table().get(name).copied()
 }
 
-/// How often the functions that a name means were called.
+/// How often the functions that a name means were called; `*` means all but the stand-in's own.
 pub(crate) fn calls(name: &str) -> u64 {
-    let meant = table()
-        .values()
-        .filter(|export| same(name, export.entry.name));
+    let meant = table().values().filter(|export| match name {
+        "*" => export.entry.library != Library::Control,
+        _ => same(name, export.entry.name),
+    });
     meant.map(|export| export.entry.calls()).sum()
 }
 

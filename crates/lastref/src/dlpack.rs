@@ -59,11 +59,10 @@ pub fn export<M: ManagedTensorBase>(tensor: &Tensor) -> Result<Managed<M>> {
 ///
 /// [`Error::Dlpack`] for a device whose memory cannot be exported.
 pub fn export_device(tensor: &Tensor) -> Result<DLDevice> {
-    let Some(block) = tensor.storage().block() else {
+    let Some(index) = tensor.device().index() else {
         return Ok(DLDevice::CPU);
     };
-    let allocator = block.allocator();
-    let properties = allocator.device().properties();
+    let properties = crate::cuda::get_device_properties(index)?;
     if properties.simulated {
         return Ok(DLDevice::CPU);
     }

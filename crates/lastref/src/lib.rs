@@ -55,6 +55,9 @@ pub mod sim;
 
 /// The allocator and the devices below.
 pub use lastref_alloc as alloc;
+/// cudarc, in the version that tensors and streams are lent to.
+#[cfg(feature = "cudarc")]
+pub use lastref_cuda::cudarc;
 
 pub use device::Device;
 pub use dtype::{DType, Element, Scalar};

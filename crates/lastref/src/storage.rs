@@ -24,7 +24,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use crate::alloc::DevicePtr;
+use crate::alloc::{self, DevicePtr};
 use crate::shape::length;
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, read, write};
 use crate::{Device, Error, Result, cuda, gc};
@@ -76,6 +76,8 @@ impl Drop for Storage {
 enum Memory {
     Host(HostMemory),
     Cuda(cuda::Block),
+    /// On a GPU, somebody else's.
+    CudaForeign(cuda::ForeignMemory),
 }
 
 impl Drop for Inner {
@@ -141,6 +143,27 @@ impl Storage {
         Self::handle(Inner::new(Device::Cpu, bytes, memory))
     }
 
+    /// Memory of GPU `index` that belongs to `owner`, which is dropped with the last handle, once the
+    /// streams that used the memory are done.
+    ///
+    /// # Safety
+    ///
+    /// `bytes` bytes at `ptr` must be memory of that GPU until `owner` is dropped.
+    #[cfg_attr(feature = "holders", track_caller)]
+    pub(crate) unsafe fn foreign_on_device(
+        call: &'static str,
+        index: u32,
+        ptr: u64,
+        bytes: u64,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        let memory = unsafe { cuda::ForeignMemory::new(call, index, ptr, bytes, owner) }?;
+        let device = Device::Cuda(index);
+        let memory = Memory::CudaForeign(memory);
+        Ok(Self::handle(Inner::new(device, bytes, memory)))
+    }
+
     /// Where the memory is.
     #[must_use]
     pub fn device(&self) -> Device {
@@ -160,6 +183,7 @@ impl Storage {
             // Exposed, since whoever is given the number may make a pointer of it (invariant 2).
             Memory::Host(host) => host.ptr.as_ptr().expose_provenance() as u64,
             Memory::Cuda(block) => block.ptr().0,
+            Memory::CudaForeign(memory) => memory.ptr().0,
         }
     }
 
@@ -183,23 +207,35 @@ impl Storage {
             Memory::Host(HostMemory {
                 owner: Owner::Foreign(_),
                 ..
-            })
+            }) | Memory::CudaForeign(_)
         )
     }
 
-    /// The block behind a device storage.
+    /// The block behind a device storage; `None` on the host, and for somebody else's memory.
     #[must_use]
     pub fn block(&self) -> Option<&cuda::Block> {
         match &self.0.memory {
             Memory::Cuda(block) => Some(block),
-            Memory::Host(_) => None,
+            Memory::Host(_) | Memory::CudaForeign(_) => None,
+        }
+    }
+
+    /// Says that `stream` uses the memory.
+    pub(crate) fn record_stream(&self, stream: alloc::StreamId) -> Result<()> {
+        match &self.0.memory {
+            Memory::Cuda(block) => Ok(block.record_stream(stream)?),
+            Memory::CudaForeign(memory) => {
+                memory.record_stream(stream);
+                Ok(())
+            }
+            Memory::Host(_) => Ok(()),
         }
     }
 
     pub(crate) fn host(&self) -> Option<&HostMemory> {
         match &self.0.memory {
             Memory::Host(host) => Some(host),
-            Memory::Cuda(_) => None,
+            Memory::Cuda(_) | Memory::CudaForeign(_) => None,
         }
     }
 

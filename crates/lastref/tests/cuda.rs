@@ -7,6 +7,8 @@ use lastref::{DType, Device, Error, Tensor, cuda};
 
 const TWO: &str = "2x4GiB";
 
+common::also_on_a_driver!(TWO);
+
 #[test]
 fn statistics_follow_tensors_on_each_device() {
     let _turn = turn(TWO);

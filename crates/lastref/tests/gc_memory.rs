@@ -11,6 +11,8 @@ use lastref::{Tensor, cuda};
 
 use common::{MIB, Turn, allocated, bytes_on_gpu, reserved};
 
+common::also_on_a_driver!("11000MiB");
+
 /// The device, and the collector as it is from the start.
 struct Setting(#[expect(dead_code, reason = "held for its end")] Turn);
 

@@ -6,8 +6,10 @@ mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use common::{MIB, allocated, bytes_on_gpu, in_use, reserved, simulated, turn};
+use common::{MIB, allocated, bytes_on_gpu, in_use, reserved, total_calls, turn};
 use lastref::{DType, Device, Tensor, cuda};
+
+common::also_on_a_driver!("8GiB");
 
 /// Checks the three steps after `last handle gone`: freed, cached, gone from the device.
 fn freed_cached_given_back(bytes: u64) {
@@ -36,13 +38,9 @@ fn drop_frees() {
     let _turn = turn("8GiB");
     let tensor = bytes_on_gpu(6 * MIB).unwrap();
     assert_eq!(allocated(), 6 << 20);
-    simulated(0).reset_counters();
+    let calls = total_calls(0);
     drop(tensor);
-    assert_eq!(
-        simulated(0).counters().total_calls(),
-        0,
-        "without a device call"
-    );
+    assert_eq!(total_calls(0), calls, "without a device call");
     freed_cached_given_back(6 << 20);
 }
 
@@ -106,10 +104,10 @@ fn a_view_keeps_a_big_storage() {
 fn a_clone_copies_no_bytes_and_frees_when_dropped_last_on_another_thread() {
     let _turn = turn("8GiB");
     let tensor = bytes_on_gpu(6 * MIB).unwrap();
-    let calls = simulated(0).counters().total_calls();
+    let calls = total_calls(0);
     let clone = tensor.clone();
     assert_eq!(clone.data_ptr(), tensor.data_ptr());
-    assert_eq!(simulated(0).counters().total_calls(), calls);
+    assert_eq!(total_calls(0), calls);
     assert_eq!(allocated(), 6 << 20);
 
     let (send, receive) = std::sync::mpsc::channel::<()>();

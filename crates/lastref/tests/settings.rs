@@ -2,6 +2,9 @@
 //! case runs in a process of its own: this file again, with only [`child`] in it.
 #![expect(clippy::unwrap_used, reason = "an error here is a failed test")]
 
+#[path = "../../lastref-cuda/tests/common/mod.rs"]
+mod standin;
+
 use std::process::Command;
 
 use lastref::{Result, Tensor, cuda, sim};
@@ -78,7 +81,34 @@ fn run(setting: Option<&str>, steps: &str) -> (String, String) {
 /// The same, also under `LASTREF_ALLOC_CONF=conf`.
 #[track_caller]
 fn run_with(setting: Option<&str>, conf: Option<&str>, steps: &str) -> (String, String) {
+    let command = Command::new(std::env::current_exe().unwrap());
+    finish(command, setting, conf, steps)
+}
+
+/// The same with the stand-in as the driver.
+#[track_caller]
+fn run_on_driver(
+    settings: &[(&str, &str)],
+    setting: Option<&str>,
+    steps: &str,
+) -> (String, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .env("LD_LIBRARY_PATH", standin::folder("standin"))
+        .env("LASTREF_STANDIN_QUIET", "1");
+    for (name, value) in settings {
+        command.env(format!("LASTREF_STANDIN_{name}"), value);
+    }
+    finish(command, setting, None, steps)
+}
+
+#[track_caller]
+fn finish(
+    mut command: Command,
+    setting: Option<&str>,
+    conf: Option<&str>,
+    steps: &str,
+) -> (String, String) {
     command
         .args(["--ignored", "--exact", "child", "--nocapture"])
         .env("STEPS", steps)
@@ -234,4 +264,67 @@ fn allocator_settings_that_cannot_be_read_are_a_clear_error_of_every_call() {
     // Nobody asked for a device: nobody needs the settings.
     let (out, error) = run_with(None, Some("nonsense"), "look");
     assert!(out.contains("is_available = false\n") && error.is_empty());
+}
+
+// ---- the driver ---------------------------------------------------------------------------
+
+#[test]
+fn a_driver_that_cannot_be_used_is_named_once_and_in_every_error() {
+    let (out, error) = run_on_driver(&[("DRIVER", "11.3")], None, "look look quiet strict");
+    let why = "the CUDA driver (libcuda.so) is too old: it is for CUDA 11.3, lastref needs one for 11.4 or newer (version 470); update it";
+    assert_eq!(error, format!("lastref: no GPU can be used: {why}\n"));
+    assert!(
+        out.starts_with("is_available = false\ndevice_count = 0\n"),
+        "{out}"
+    );
+    assert!(
+        out.contains("empty_cache = 0\nmemory_allocated = 0\n"),
+        "{out}"
+    );
+    for call in ["get_device_name", "mem_get_info", "cuda", "stream"] {
+        assert!(out.contains(&format!("{call}: ")), "{call}\n{out}");
+    }
+    assert_eq!(out.matches(why).count(), 5, "{out}");
+}
+
+#[test]
+fn a_driver_without_devices_is_as_none() {
+    let (out, error) = run_on_driver(&[("DEVICES", "0")], None, "look quiet strict");
+    assert_eq!((out, error), run(None, "look quiet strict"));
+}
+
+#[test]
+fn a_gpu_is_used_unless_simulated_ones_were_asked_for_first() {
+    let settings = [("DEVICES", "2"), ("MEMORY", "3GiB")];
+    let (out, error) = run_on_driver(&settings, None, "look strict enable=1GiB");
+    assert!(error.is_empty(), "{error}");
+    assert!(
+        out.contains("is_available = true\ndevice_count = 2\nspec = None\n"),
+        "{out}"
+    );
+    assert!(out.contains("cuda = true\n"), "{out}");
+    let refused = "enable: sim::enable=\"1GiB\": a GPU is in use already\n";
+    assert!(out.ends_with(refused), "{out}");
+
+    for (setting, steps) in [(Some("1GiB"), "look"), (None, "enable=1GiB look")] {
+        let (out, error) = run_on_driver(&settings, setting, steps);
+        assert!(
+            out.contains("device_count = 1\nspec = Some(\"1GiB\")\n"),
+            "{out}"
+        );
+        assert!(
+            error.contains("1 simulated GPU of 1.00 GiB, no real one"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn tensors_of_a_gpu_in_statics_are_left_at_exit() {
+    let (out, error) = run_on_driver(&[("MEMORY", "1GiB")], None, "exit");
+    assert!(
+        out.contains("kept = tensor([1., 1., 1.], device='cuda:0')"),
+        "{out}"
+    );
+    assert!(error.is_empty(), "{error}");
 }

@@ -14,8 +14,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("lastref-snapshot", &[]),
     ("lastref-alloc", &["lastref-snapshot"]),
     ("lastref-bench", &["lastref-alloc"]),
+    ("lastref-cuda", &["lastref-alloc"]),
     ("lastref-derive", &[]),
-    ("lastref", &["lastref-alloc", "lastref-derive"]),
+    (
+        "lastref",
+        &["lastref-alloc", "lastref-cuda", "lastref-derive"],
+    ),
+    ("lastref-standin", &["lastref-alloc"]),
     (
         "lastref-cli",
         &["lastref", "lastref-bench", "lastref-snapshot"],
@@ -24,7 +29,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "lastref-python",
         &["lastref", "lastref-snapshot", "lastref-cli"],
     ),
-    ("lastref-standin", &["lastref-alloc"]),
     ("xtask", &[]),
 ];
 

@@ -768,8 +768,8 @@ impl Memory {
         extent: Extent2d,
         submitted: u64,
     ) -> Result<(), String> {
-        self.check(dst, span(extent, extent.dst_pitch)?, submitted)?;
-        src_memory.check(src, span(extent, extent.src_pitch)?, submitted)?;
+        self.check(dst, extent.span(extent.dst_pitch)?, submitted)?;
+        src_memory.check(src, extent.span(extent.src_pitch)?, submitted)?;
         for row in 0..extent.height {
             let from = at(src.0 + row * extent.src_pitch).cast_const();
             let to = at(dst.0 + row * extent.dst_pitch);
@@ -787,7 +787,7 @@ impl Memory {
         extent: Extent2d,
         submitted: u64,
     ) -> Result<(), String> {
-        self.check(dst, span(extent, extent.dst_pitch)?, submitted)?;
+        self.check(dst, extent.span(extent.dst_pitch)?, submitted)?;
         for row in 0..extent.height {
             let to = at(dst.0 + row * extent.dst_pitch);
             // SAFETY: the row lies in the span that `check` found accessible (invariants 2, 3),
@@ -808,22 +808,6 @@ fn repeat<const N: usize>(bytes: &mut [u8], pattern: [u8; N]) {
     for chunk in bytes.chunks_exact_mut(N) {
         chunk.copy_from_slice(&pattern);
     }
-}
-
-/// Bytes from the start of the first row to the end of the last one.
-pub(super) fn span(extent: Extent2d, pitch: u64) -> Result<u64, String> {
-    if extent.width_bytes == 0 || extent.height == 0 {
-        return Ok(0);
-    }
-    (extent.height - 1)
-        .checked_mul(pitch)
-        .and_then(|rows| rows.checked_add(extent.width_bytes))
-        .ok_or_else(|| {
-            format!(
-                "{} rows of pitch {pitch} pass the end of memory",
-                extent.height
-            )
-        })
 }
 
 #[cfg(test)]

@@ -653,16 +653,6 @@ const fn asked(call: Call) -> Asked {
     }
 }
 
-/// A plain copy or fill as one row.
-fn one_row(bytes: u64) -> Extent2d {
-    Extent2d {
-        width_bytes: bytes,
-        height: 1,
-        dst_pitch: bytes,
-        src_pitch: bytes,
-    }
-}
-
 // SAFETY: ranges come from the host's `mmap` and stay this device's until they are given back, so
 // they do not overlap (invariant 1 of `memory`). Host slices are read into a copy, or written,
 // before the call returns.
@@ -870,7 +860,14 @@ unsafe impl Device for SimDevice {
         let device = self.0.device;
         let mut entered = self.enter(Call::Copy, bytes)?;
         let on = (device, stream);
-        entered.copy_rows(on, asked(Call::Copy), dst, device, src, one_row(bytes))
+        entered.copy_rows(
+            on,
+            asked(Call::Copy),
+            dst,
+            device,
+            src,
+            Extent2d::one_row(bytes),
+        )
     }
 
     fn copy_2d(
@@ -904,7 +901,7 @@ unsafe impl Device for SimDevice {
             dst,
             from,
             src,
-            one_row(bytes),
+            Extent2d::one_row(bytes),
         )
     }
 
@@ -927,7 +924,7 @@ unsafe impl Device for SimDevice {
             asked(Call::Fill),
             dst,
             value,
-            one_row(bytes),
+            Extent2d::one_row(bytes),
         )
     }
 

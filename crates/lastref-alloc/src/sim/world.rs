@@ -941,7 +941,7 @@ impl World {
         if src.is_empty() {
             return Ok(());
         }
-        let row = super::one_row(src.len() as u64);
+        let row = Extent2d::one_row(src.len() as u64);
         let uses = [Rows::write(device, dst, row)];
         let bytes = Box::from(src);
         let asked = Asked {
@@ -965,7 +965,7 @@ impl World {
         self.check(device, call, src, dst.len() as u64)?;
         self.forbid_while_capturing(device, Call::CopyToHost)?;
         if !dst.is_empty() {
-            let row = super::one_row(dst.len() as u64);
+            let row = Extent2d::one_row(dst.len() as u64);
             let uses = [Rows::read(device, src, row)];
             self.note_uses(
                 (device, stream),
@@ -1003,7 +1003,7 @@ impl World {
         if lent.bytes() == 0 {
             return Ok(());
         }
-        let row = super::one_row(lent.bytes());
+        let row = Extent2d::one_row(lent.bytes());
         let (used, work) = if to_host {
             let work = Work::ReadLent {
                 dst: lent,
@@ -1036,14 +1036,15 @@ impl World {
             let reason = format!("there is no device {from}, only {}", self.devices.len());
             return Err(invalid(call, reason));
         }
-        let to_span = row_span(call, extent, extent.dst_pitch)?;
-        let from_span = row_span(call, extent, extent.src_pitch)?;
+        let wrong = |reason| invalid(call, reason);
+        let to_span = extent.span(extent.dst_pitch).map_err(wrong)?;
+        let from_span = extent.span(extent.src_pitch).map_err(wrong)?;
         self.check(device, call, dst, to_span)?;
         self.check(from, call, src, from_span)?;
         if to_span == 0 {
             return Ok(());
         }
-        if from == device && rows_overlap(dst, src, extent) {
+        if from == device && extent.rows_overlap(dst, src) {
             let reason = format!("{to_span} bytes at {dst} and {from_span} at {src} overlap");
             return Err(invalid(call, reason));
         }
@@ -1071,28 +1072,9 @@ impl World {
     ) -> DeviceResult<()> {
         let call = asked.call;
         self.devices[device].stream(call, stream)?;
-        let size = value.bytes();
-        let multiples = [
-            ("address", dst.0),
-            ("width", extent.width_bytes),
-            // Of one row the pitch does not matter.
-            (
-                "pitch",
-                if extent.height > 1 {
-                    extent.dst_pitch
-                } else {
-                    0
-                },
-            ),
-        ];
-        for (what, number) in multiples {
-            if !number.is_multiple_of(size) {
-                let reason =
-                    format!("the {what} {number} is no multiple of the value's {size} bytes");
-                return Err(invalid(call, reason));
-            }
-        }
-        let bytes = row_span(call, extent, extent.dst_pitch)?;
+        let wrong = |reason| invalid(call, reason);
+        extent.check_fill(dst, value).map_err(wrong)?;
+        let bytes = extent.span(extent.dst_pitch).map_err(wrong)?;
         self.check(device, call, dst, bytes)?;
         if bytes == 0 {
             return Ok(());
@@ -1119,7 +1101,7 @@ impl World {
             .iter()
             .filter(|used| used.bytes > 0)
             .map(|used| {
-                let row = super::one_row(used.bytes);
+                let row = Extent2d::one_row(used.bytes);
                 if used.writes {
                     Rows::write(device, used.ptr, row)
                 } else {
@@ -1252,40 +1234,4 @@ impl World {
 
 fn work_cost(cost: Cost, extent: Extent2d) -> f64 {
     cost.microseconds(extent.width_bytes.saturating_mul(extent.height))
-}
-
-/// [`span`](super::memory::span) for a call's arguments.
-fn row_span(call: &'static str, extent: Extent2d, pitch: u64) -> DeviceResult<u64> {
-    if extent.height > 1 && pitch < extent.width_bytes {
-        let reason = format!(
-            "pitch {pitch} is less than the width, {}",
-            extent.width_bytes
-        );
-        return Err(invalid(call, reason));
-    }
-    super::memory::span(extent, pitch).map_err(|reason| invalid(call, reason))
-}
-
-/// Whether a row of the destination shares a byte with a row of the source. The spans of both do
-/// not pass the end of the address space.
-fn rows_overlap(dst: DevicePtr, src: DevicePtr, extent: Extent2d) -> bool {
-    let Extent2d {
-        width_bytes: width,
-        height,
-        dst_pitch,
-        src_pitch,
-    } = extent;
-    (0..height).any(|row| {
-        let start = dst.0 + row * dst_pitch;
-        // The last source row that starts before this row ends.
-        let Some(reach) = (start + width).checked_sub(src.0 + 1) else {
-            return false;
-        };
-        let last = if height > 1 {
-            (reach / src_pitch).min(height - 1)
-        } else {
-            0
-        };
-        src.0 + last * src_pitch + width > start
-    })
 }

@@ -3,12 +3,19 @@
 //! Calls that take `device: impl Into<Option<u32>>` mean the current device where given `None`.
 //! All may be called from any thread.
 //!
+//! GPUs are found at the first use of a device, by the driver, which is loaded then and respects
+//! `CUDA_VISIBLE_DEVICES`. Simulated ones are in use instead where [`sim`](crate::sim) was asked for
+//! them first.
+//!
 //! Without a device: [`is_available`] is false, [`device_count`] is 0, [`empty_cache`] gives back
 //! nothing, and the statistics of the current device are zero, as in torch. Every other call is an
-//! [`Error::NoSuchDevice`]. If `LASTREF_SIM` cannot be read, every call
-//! that returns a result says so.
+//! [`Error::NoSuchDevice`]. A driver that is there and cannot be used is the same, and says why once
+//! on standard error. If `LASTREF_SIM` cannot be read, every call that returns a result says so.
 
 mod event;
+mod foreign;
+#[cfg(feature = "cudarc")]
+mod interop;
 mod pool;
 pub(crate) mod runtime;
 mod stream;
@@ -22,6 +29,10 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::{Error, Result};
 
 pub use event::Event;
+pub(crate) use foreign::ForeignMemory;
+#[cfg(feature = "cudarc")]
+pub use interop::{TensorSlice, cudarc_context};
+pub use lastref_cuda::CudaStats;
 pub use pool::{MemPool, MemPoolContext, use_mem_pool};
 use stream::current_id;
 pub(crate) use stream::same_device;
@@ -102,7 +113,7 @@ pub fn empty_cache() -> Result<u64> {
             }
             Ok(given_back)
         }
-        Err(runtime::Missing::None) => Ok(0),
+        Err(runtime::Missing::None | runtime::Missing::Broken(_)) => Ok(0),
         Err(missing) => Err(missing.into_error("empty_cache")),
     }
 }
@@ -176,7 +187,13 @@ pub fn max_memory_reserved(device: impl Into<Option<u32>>) -> Result<u64> {
 /// As [`memory_allocated`].
 pub fn memory_stats(device: impl Into<Option<u32>>) -> Result<MemoryStats> {
     let device = device.into();
-    if device.is_none() && matches!(runtime::active(), Err(runtime::Missing::None)) {
+    let missing = |missing: &_| {
+        matches!(
+            missing,
+            runtime::Missing::None | runtime::Missing::Broken(_)
+        )
+    };
+    if device.is_none() && runtime::active().is_err_and(|error| missing(&error)) {
         return Ok(MemoryStats::default());
     }
     Ok(entry("memory_stats", device)?.allocator.stats())
@@ -319,6 +336,17 @@ pub fn copy_counts() -> CopyCounts {
 pub(crate) fn count_staged(bytes: u64) {
     STAGED_COPIES.fetch_add(1, Ordering::Relaxed);
     STAGED_BYTES.fetch_add(bytes, Ordering::Relaxed);
+}
+
+/// What the driver was told and asked beside the allocators: failures in destructors, pinned memory.
+/// All zero where no GPU is in use.
+///
+/// ```
+/// assert_eq!(lastref::cuda::driver_stats().failed_releases, 0);
+/// ```
+#[must_use]
+pub fn driver_stats() -> CudaStats {
+    lastref_cuda::stats()
 }
 
 /// A device, and the stream that work on it goes to now.

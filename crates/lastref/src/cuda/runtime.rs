@@ -11,7 +11,9 @@
 //! Lock order: `STARTING`, then whatever device creation takes. No lock is held while the devices
 //! are used.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
+
+use lastref_cuda::{CudaDevice, Unavailable};
 
 use crate::alloc::sim::SimDevice;
 use crate::alloc::{AllocatorOptions, CONF_VARIABLE, CachingAllocator, Device};
@@ -27,6 +29,8 @@ pub(crate) struct Runtime {
     pub(crate) spec: Option<Spec>,
     /// The simulated devices behind `devices`; empty where they are real.
     pub(crate) simulated: Vec<SimDevice>,
+    /// The GPUs behind `devices`; empty where they are simulated.
+    pub(crate) real: &'static [CudaDevice],
 }
 
 /// One device and what belongs to it.
@@ -45,8 +49,10 @@ static CONF: OnceLock<Result<AllocatorOptions, (String, String)>> = OnceLock::ne
 
 /// Why there is no device. Not yet tied to a call.
 pub(crate) enum Missing {
-    /// Nobody asked for a simulated one, and there is no other kind yet.
+    /// Nobody asked for a simulated one, and there is no GPU.
     None,
+    /// Nobody asked for a simulated one, and the driver is there and does not work.
+    Broken(&'static Unavailable),
     /// `LASTREF_SIM` cannot be read, or the simulated device could not be made.
     Failed(Error),
 }
@@ -58,18 +64,19 @@ impl Missing {
                 call,
                 "no CUDA device is available; set LASTREF_SIM=8GiB to use a simulated one",
             ),
+            Self::Broken(unavailable) => Error::no_device(call, unavailable.to_string()),
             Self::Failed(error) => error,
         }
     }
 }
 
-/// The runtime, made now if `LASTREF_SIM` asks for it.
+/// The runtime, made now if `LASTREF_SIM` asks for it or there is a GPU.
 pub(crate) fn active() -> Result<&'static Runtime, Missing> {
     if let Some(runtime) = RUNTIME.get() {
         return Ok(runtime);
     }
     match SETTING.get_or_init(read_setting) {
-        Ok(None) => Err(Missing::None),
+        Ok(None) => start_real(),
         Ok(Some(spec)) => {
             start(*spec, &format!("{}={spec}", sim::VARIABLE)).map_err(Missing::Failed)
         }
@@ -122,38 +129,65 @@ fn start(spec: Spec, why: &str) -> Result<&'static Runtime> {
     if let Some(runtime) = RUNTIME.get() {
         return Ok(runtime);
     }
-    let conf = CONF.get_or_init(read_conf).as_ref();
-    let options = conf.map_err(|(value, reason)| Error::InvalidSetting {
-        setting: CONF_VARIABLE,
-        value: value.clone(),
-        reason: reason.clone(),
-    })?;
     let simulated = spec.devices()?;
-    let devices = simulated
-        .iter()
-        .map(|device| {
-            let device: Arc<dyn Device> = Arc::new(device.clone());
-            let properties = device.properties();
-            gc::set_capacity(properties.index.0, properties.total_bytes);
-            let allocator = CachingAllocator::with_options(device, options);
-            allocator.add_reclaimer(Arc::new(gc::CollectionRung));
-            DeviceEntry {
-                allocator,
-                pool: StreamPool::default(),
-            }
-        })
-        .collect();
+    let runtime = Runtime {
+        devices: entries(&simulated)?,
+        spec: Some(spec),
+        simulated,
+        real: &[],
+    };
     say(&format!(
         "lastref: using {} simulated GPU{} of {}, no real one ({why})",
         spec.count(),
         if spec.count() == 1 { "" } else { "s" },
         sim::gib(spec.capacity_bytes())
     ));
-    Ok(RUNTIME.get_or_init(|| Runtime {
-        devices,
-        spec: Some(spec),
-        simulated,
-    }))
+    Ok(RUNTIME.get_or_init(|| runtime))
+}
+
+/// The runtime, made of the GPUs of this machine if there is none. Makes no context yet.
+fn start_real() -> Result<&'static Runtime, Missing> {
+    static SAID: Once = Once::new();
+    let real = lastref_cuda::devices().map_err(|unavailable| {
+        if unavailable.is_usual() {
+            return Missing::None;
+        }
+        SAID.call_once(|| say(&format!("lastref: no GPU can be used: {unavailable}")));
+        Missing::Broken(unavailable)
+    })?;
+    let _starting = lock(&STARTING);
+    if let Some(runtime) = RUNTIME.get() {
+        return Ok(runtime);
+    }
+    let runtime = Runtime {
+        devices: entries(real).map_err(Missing::Failed)?,
+        spec: None,
+        simulated: Vec::new(),
+        real,
+    };
+    Ok(RUNTIME.get_or_init(|| runtime))
+}
+
+/// An allocator for each device.
+fn entries<D: Device + Clone>(devices: &[D]) -> Result<Vec<DeviceEntry>> {
+    let conf = CONF.get_or_init(read_conf).as_ref();
+    let options = conf.map_err(|(value, reason)| Error::InvalidSetting {
+        setting: CONF_VARIABLE,
+        value: value.clone(),
+        reason: reason.clone(),
+    })?;
+    let entry = |device: &D| {
+        let device: Arc<dyn Device> = Arc::new(device.clone());
+        let properties = device.properties();
+        gc::set_capacity(properties.index.0, properties.total_bytes);
+        let allocator = CachingAllocator::with_options(device, options);
+        allocator.add_reclaimer(Arc::new(gc::CollectionRung));
+        DeviceEntry {
+            allocator,
+            pool: StreamPool::default(),
+        }
+    };
+    Ok(devices.iter().map(entry).collect())
 }
 
 fn read_setting() -> Result<Option<Spec>, (String, String)> {

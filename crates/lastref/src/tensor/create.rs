@@ -1,5 +1,7 @@
 //! Making tensors.
 
+use std::any::Any;
+
 use crate::shape::{Layout, count, length, unsigned};
 use crate::tensor::Tensor;
 use crate::{DType, Device, Element, Error, Result, Scalar, Shape, Storage};
@@ -337,6 +339,44 @@ impl Tensor {
             memory.write(0..memory.len()).copy_from_slice(bytes);
         }
         Ok(host)
+    }
+
+    /// A tensor on somebody else's memory on a GPU: `owner` keeps it, and is dropped with the last
+    /// handle, once the streams that used the tensor are done ([`record_stream`](Self::record_stream)
+    /// adds to the one that is current now). During a graph capture nothing can be waited for, and the
+    /// owner is kept for good instead.
+    ///
+    /// The memory is not counted in the statistics, which are the allocator's.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidShape`]; [`Error::NoSuchDevice`]; [`Error::InvalidArgument`] if the device is
+    /// simulated, or `ptr` is not aligned to the dtype. The owner is dropped then.
+    ///
+    /// # Safety
+    ///
+    /// The elements must lie in memory of the device, and stay until `owner` is dropped. Work that
+    /// others submitted on them must be done, or in order before the current stream.
+    #[cfg_attr(feature = "holders", track_caller)]
+    pub unsafe fn from_device_ptr(
+        ptr: u64,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        device: u32,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        let call = "from_device_ptr";
+        let layout = Layout::contiguous(call, shape.into().as_slice(), dtype.size())?;
+        if !ptr.is_multiple_of(dtype.size()) {
+            return Err(Error::argument(
+                call,
+                format!("{ptr:#x} is not aligned to the bytes of {dtype}"),
+            ));
+        }
+        let bytes = unsigned(layout.numel()) * dtype.size();
+        // SAFETY: as the caller promises.
+        let storage = unsafe { Storage::foreign_on_device(call, device, ptr, bytes, owner) }?;
+        Ok(Self::from_parts(storage, layout, dtype))
     }
 }
 

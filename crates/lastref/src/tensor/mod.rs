@@ -216,10 +216,7 @@ impl Tensor {
     /// [`Error::InvalidArgument`] if the tensor is not on the stream's device.
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
         cuda::same_device("record_stream", self.device(), stream)?;
-        if let Some(block) = self.storage.block() {
-            block.record_stream(stream.id())?;
-        }
-        Ok(())
+        self.storage.record_stream(stream.id())
     }
 
     /// The value of a tensor of one element. Waits for the current stream.
@@ -279,7 +276,7 @@ impl Tensor {
         Ok(values)
     }
 
-    fn expect_dtype<T: Element>(&self, call: &'static str) -> Result<()> {
+    pub(crate) fn expect_dtype<T: Element>(&self, call: &'static str) -> Result<()> {
         if T::DTYPE == self.dtype {
             return Ok(());
         }
