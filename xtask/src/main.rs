@@ -24,10 +24,10 @@
 )]
 
 mod command;
+mod gpu;
 mod instructions;
 mod measured;
 mod mechanisms;
-mod gpu;
 mod mutants;
 mod python;
 mod rules;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::command::{cargo, command};
-use crate::instructions;
 use crate::gpu;
+use crate::instructions;
 use crate::python::{Environment, Profile};
 use crate::rules;
 use crate::steps::Steps;

@@ -10,22 +10,22 @@
 //! | 2 | bad usage or bad input; nothing was done |
 #![forbid(unsafe_code)]
 
-mod bench;
 mod advise;
+mod bench;
 mod demo;
 mod devices;
-mod generate;
 #[cfg(target_os = "linux")]
 mod elf;
+mod generate;
 mod numbers;
 mod policy;
 mod program;
 mod progress;
 mod replay;
 mod snapshot;
-mod view;
 #[cfg(target_os = "linux")]
 mod standin;
+mod view;
 
 use std::ffi::OsString;
 use std::io::{self, Write};

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use anstyle::Style;
 use anyhow::{Context, anyhow};
 use clap::Args;
-use lastref::alloc::ladder::RungTotals;
 use lastref::alloc::pytorch;
 use lastref::alloc::replay::{
     OutOfMemory, ReplayError, ReplayOptions, ReplayReport, Smallest, peak_live_bytes, replay,
@@ -84,8 +83,9 @@ struct Json<'a> {
     device_microseconds: f64,
     nanoseconds_per_operation: f64,
     out_of_memory: Option<JsonOutOfMemory<'a>>,
+    /// Of lastref's allocator.
     #[serde(flatten)]
-    ways: Ways,
+    ways: Option<Ways>,
     #[serde(flatten)]
     smallest: Option<JsonSmallest>,
 }
@@ -200,8 +200,11 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         error => Failure::No(anyhow!(error).context(format!("replaying {name}"))),
     })?;
     if arguments.json {
-        serde_json::to_writer(&mut *out, &json(&report, smallest.as_ref(), &allocator))
-            .map_err(io::Error::from)?;
+        serde_json::to_writer(
+            &mut *out,
+            &json(&report, smallest.as_ref(), allocator.as_ref()),
+        )
+        .map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
         let memory = match &arguments.policy {
@@ -399,7 +402,7 @@ fn write_details(out: &mut impl Write, allocator: &CachingAllocator<SimDevice>) 
 fn json<'a>(
     report: &'a ReplayReport,
     smallest: Option<&Smallest>,
-    allocator: &CachingAllocator<SimDevice>,
+    allocator: Option<&CachingAllocator<SimDevice>>,
 ) -> Json<'a> {
     Json {
         operations: report.operations,
@@ -421,7 +424,7 @@ fn json<'a>(
                 requested_bytes: out_of_memory.requested,
                 message: out_of_memory.error.to_string(),
             }),
-        ways: Ways::of(allocator),
+        ways: allocator.map(Ways::of),
         smallest: smallest.map(|smallest| JsonSmallest {
             smallest_bytes: smallest.bytes,
             smallest_over_live: smallest.over_live(),

@@ -483,6 +483,7 @@ impl Stream {
     /// # Safety
     ///
     /// It must be a stream of `context` that lives as long as what is made here.
+    #[cfg(feature = "cudarc")]
     pub(crate) const unsafe fn foreign(raw: sys::CUstream, context: Context) -> Self {
         Self {
             raw,
@@ -491,6 +492,7 @@ impl Stream {
         }
     }
 
+    #[cfg(feature = "cudarc")]
     pub(crate) const fn raw(&self) -> sys::CUstream {
         self.raw
     }

@@ -584,7 +584,13 @@ impl Build {
     }
 
     /// The parts of a segment that is there at the end, and that no entry reserved.
-    fn add_what_was_reserved_before(&mut self, address: u64, bytes: u64, stream: u64, growable: bool) {
+    fn add_what_was_reserved_before(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        stream: u64,
+        growable: bool,
+    ) {
         let end = address.saturating_add(bytes);
         let mut from = address;
         let mut gaps = Vec::new();
@@ -614,7 +620,13 @@ impl Build {
         }
     }
 
-    fn finish(mut self, dump: &Dump, device: u32, history: Option<&History>, entries: &[Entry]) -> Timeline {
+    fn finish(
+        mut self,
+        dump: &Dump,
+        device: u32,
+        history: Option<&History>,
+        entries: &[Entry],
+    ) -> Timeline {
         self.allocations.sort_by_key(|span| span.start);
         self.segments.sort_by_key(|span| (span.start, span.address));
         let last = u32::try_from(entries.len()).unwrap_or(NEVER - 1);
@@ -799,7 +811,10 @@ impl Tile {
         bytes.extend(count(columns));
         bytes.extend(count(spans));
         // Numbers of bytes are doubles there, exact up to 2^53.
-        #[expect(clippy::cast_precision_loss, reason = "pictures do not need the last bit")]
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "pictures do not need the last bit"
+        )]
         let double = |value: u64| (value as f64).to_le_bytes();
         bytes.extend(double(self.first_entry));
         bytes.extend(double(self.small_below));

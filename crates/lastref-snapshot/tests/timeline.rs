@@ -45,9 +45,17 @@ fn real_histories_have_the_peak_that_counting_gives() {
                 "{name}"
             );
             assert_eq!(i64::from(peak) - 1, history.peak_entry, "{name}");
-            assert_eq!(timeline.live_bytes(0), history.active_at_start_bytes, "{name}");
+            assert_eq!(
+                timeline.live_bytes(0),
+                history.active_at_start_bytes,
+                "{name}"
+            );
             let end = timeline.entries();
-            assert_eq!(timeline.live_bytes(end), history.active_at_end_bytes, "{name}");
+            assert_eq!(
+                timeline.live_bytes(end),
+                history.active_at_end_bytes,
+                "{name}"
+            );
             let failures = timeline.marks().iter();
             let failures = failures.filter(|mark| mark.kind == MarkKind::OutOfMemory);
             assert_eq!(failures.count(), history.out_of_memory.len(), "{name}");
@@ -64,7 +72,11 @@ fn real_segments_are_reserved_at_the_end_as_the_file_says() {
             let end = timeline.entries();
             assert_eq!(timeline.reserved_bytes(end), reserved, "{name}");
             let rows = timeline.reserved_at(end);
-            assert_eq!(rows.iter().map(|row| row.bytes).sum::<u64>(), reserved, "{name}");
+            assert_eq!(
+                rows.iter().map(|row| row.bytes).sum::<u64>(),
+                reserved,
+                "{name}"
+            );
             assert_eq!(rows.len(), segments.len(), "{name}");
         }
     }
@@ -97,7 +109,10 @@ fn check_tiles(timeline: &Timeline) {
                 let first = u32::try_from(tile.first_entry).unwrap() + ((column as u32) << level);
                 let last = (first + (1 << level) - 1).min(entries);
                 moments += last - first + 1;
-                let most = (first..=last).map(|m| timeline.live_bytes(m)).max().unwrap();
+                let most = (first..=last)
+                    .map(|m| timeline.live_bytes(m))
+                    .max()
+                    .unwrap();
                 assert_eq!(tile.live[column], most);
                 assert!((first..=last).contains(&tile.moment[column]));
                 assert_eq!(timeline.live_bytes(tile.moment[column]), most);
@@ -118,12 +133,18 @@ fn check_tiles(timeline: &Timeline) {
             assert!(tile.spans.windows(2).all(|pair| pair[0].id < pair[1].id));
             // What is in the band is there, and small.
             for column in [0, columns / 2, columns - 1] {
-                let small = timeline.alive(tile.moment[column]).map(|id| timeline.allocations()[id as usize].bytes);
+                let small = timeline
+                    .alive(tile.moment[column])
+                    .map(|id| timeline.allocations()[id as usize].bytes);
                 let small: u64 = small.filter(|bytes| *bytes < tile.small_below).sum();
                 assert_eq!(tile.small[column], small);
             }
         }
-        assert_eq!(moments, entries + 1, "the tiles of a level cover the history");
+        assert_eq!(
+            moments,
+            entries + 1,
+            "the tiles of a level cover the history"
+        );
     }
 }
 

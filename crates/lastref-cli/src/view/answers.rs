@@ -138,7 +138,9 @@ impl File {
 
     fn frames(&self, stack: StackId) -> impl Iterator<Item = String> {
         let frames: &[FrameId] = self.dump.stack(stack);
-        frames.iter().map(|frame| self.dump.frame_text(*frame).to_string())
+        frames
+            .iter()
+            .map(|frame| self.dump.frame_text(*frame).to_string())
     }
 
     fn title(&self, stack: StackId) -> String {

@@ -55,7 +55,11 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         progress.say(format!("laying out {}", snapshot::name_of(path)));
         let timelines = Timeline::all(&dump);
         let name = path.file_name().unwrap_or(path.as_os_str());
-        files.push(File::new(name.to_string_lossy().into_owned(), dump, timelines));
+        files.push(File::new(
+            name.to_string_lossy().into_owned(),
+            dump,
+            timelines,
+        ));
     }
     if let Some(to) = &arguments.html {
         let page = page::with_data(&files).map_err(Failure::BadInput)?;

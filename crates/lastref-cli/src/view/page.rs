@@ -83,7 +83,8 @@ pub(super) fn with_data(files: &[File]) -> Result<String> {
     })?;
     // The data begins at a multiple of eight, where JSON may end in spaces.
     header.resize((4 + header.len()).next_multiple_of(8) - 4, b' ');
-    let length = u32::try_from(header.len()).context("the stacks of these files do not fit into a page")?;
+    let length =
+        u32::try_from(header.len()).context("the stacks of these files do not fit into a page")?;
     let mut packed = GzEncoder::new(Vec::new(), Compression::default());
     packed.write_all(&length.to_le_bytes())?;
     packed.write_all(&header)?;
@@ -125,7 +126,10 @@ fn put_tiles(timeline: &Timeline, data: &mut Vec<u8>) -> (Vec<(u32, usize, usize
 
 fn put_spans(spans: &[Span], data: &mut Vec<u8>) -> Column {
     let at = data.len();
-    #[expect(clippy::cast_precision_loss, reason = "addresses of devices are below 2^53")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "addresses of devices are below 2^53"
+    )]
     let double = |value: u64| (value as f64).to_le_bytes();
     data.extend(spans.iter().flat_map(|span| double(span.address)));
     data.extend(spans.iter().flat_map(|span| double(span.bytes)));

@@ -54,7 +54,10 @@ pub(super) fn serve(
         writeln!(out, "{url}")?;
         out.flush()?;
         if open && let Err(error) = open::that_detached(&url) {
-            writeln!(anstream::stderr(), "cannot open a browser ({error}): open the address above")?;
+            writeln!(
+                anstream::stderr(),
+                "cannot open a browser ({error}): open the address above"
+            )?;
         }
         axum::serve(listener, router(files, token)).await?;
         Ok(())
@@ -105,7 +108,10 @@ async fn guard(State(shared): App, request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
     // Nothing of a snapshot stays in a cache, and the page loads nothing from elsewhere.
-    headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
+    headers.insert(
+        header::CACHE_CONTROL,
+        header::HeaderValue::from_static("no-store"),
+    );
     headers.insert(
         header::CONTENT_SECURITY_POLICY,
         header::HeaderValue::from_static(
@@ -138,7 +144,11 @@ struct Wanted {
     text: String,
 }
 
-async fn search(State(shared): App, Path(file): Path<usize>, Query(wanted): Query<Wanted>) -> Response {
+async fn search(
+    State(shared): App,
+    Path(file): Path<usize>,
+    Query(wanted): Query<Wanted>,
+) -> Response {
     match shared.files.get(file) {
         Some(file) => Json(file.search(&wanted.text)).into_response(),
         None => missing("file"),
@@ -162,7 +172,9 @@ async fn tile(
         Some(tile.to_bytes(timeline))
     });
     match found {
-        Some(bytes) => ([(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response(),
+        Some(bytes) => {
+            ([(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response()
+        }
         None => missing("tile"),
     }
 }
@@ -174,15 +186,22 @@ async fn state(State(shared): App, Path((file, at, entry)): Path<(usize, usize, 
     }
 }
 
-async fn stacks(State(shared): App, Path((file, at, entry)): Path<(usize, usize, u32)>) -> Response {
+async fn stacks(
+    State(shared): App,
+    Path((file, at, entry)): Path<(usize, usize, u32)>,
+) -> Response {
     match device(&shared, file, at) {
         Some((file, timeline)) => Json(answers::stacks(file, timeline, entry)).into_response(),
         None => missing("device"),
     }
 }
 
-async fn allocation(State(shared): App, Path((file, at, id)): Path<(usize, usize, u32)>) -> Response {
-    let found = device(&shared, file, at).and_then(|(_, timeline)| answers::allocation(timeline, id));
+async fn allocation(
+    State(shared): App,
+    Path((file, at, id)): Path<(usize, usize, u32)>,
+) -> Response {
+    let found =
+        device(&shared, file, at).and_then(|(_, timeline)| answers::allocation(timeline, id));
     found.map_or_else(
         || missing("allocation"),
         |allocation| Json(allocation).into_response(),

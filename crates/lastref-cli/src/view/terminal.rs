@@ -59,10 +59,7 @@ pub(super) fn draw(files: &[File], out: &mut impl Write) -> Result<(), Failure> 
     Ok(())
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "a dot is larger than the error"
-)]
+#[expect(clippy::cast_precision_loss, reason = "a dot is larger than the error")]
 fn plot(timeline: &Timeline, columns: u16) -> String {
     // A character has two dots across.
     let dots = u32::from(columns) * 2;
@@ -89,9 +86,11 @@ fn plot(timeline: &Timeline, columns: u16) -> String {
         .graph_type(GraphType::Line)
         .data(&reserved);
     let entries = u64::from(timeline.entries());
-    let across = Axis::default()
-        .bounds([0.0, entries as f64])
-        .labels(["0".to_owned(), grouped(entries / 2), grouped(entries)]);
+    let across = Axis::default().bounds([0.0, entries as f64]).labels([
+        "0".to_owned(),
+        grouped(entries / 2),
+        grouped(entries),
+    ]);
     let upward = Axis::default()
         .bounds([0.0, top as f64])
         .labels([Bytes(0), Bytes(top / 2), Bytes(top)].map(|bytes| bytes.to_string()));

@@ -138,7 +138,7 @@ impl Tensor {
         let shape = shape.into();
         let index = u32::try_from(slice.ordinal())
             .map_err(|_| Error::argument(call, "the device's number is too large"))?;
-        let layout = Layout::contiguous(call, shape.as_slice(), T::DTYPE.size())?;
+        let layout = Layout::contiguous(call, shape.clone().into_dims(), T::DTYPE.size())?;
         let numel = unsigned(layout.numel());
         if numel != slice.len() as u64 {
             return Err(Error::shape(

@@ -366,7 +366,7 @@ impl Tensor {
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Self> {
         let call = "from_device_ptr";
-        let layout = Layout::contiguous(call, shape.into().as_slice(), dtype.size())?;
+        let layout = Layout::contiguous(call, shape.into().into_dims(), dtype.size())?;
         if !ptr.is_multiple_of(dtype.size()) {
             return Err(Error::argument(
                 call,
