@@ -190,6 +190,8 @@ impl Settings {
             }
             "SHARED" => self.shared = (!value.is_empty()).then(|| PathBuf::from(value)),
             "SEED" => self.seed = number(value)?,
+            // The command's: where this library is.
+            "LIBRARY" => {}
             _ => {
                 return Err(
                     "there is no such setting; valid are MEMORY, DEVICES, OTHER_MEMORY, LATE, LATENCY, FAIL, \
@@ -308,6 +310,7 @@ mod tests {
             ("VIRTUAL_MEMORY", "0"),
             ("LATENCY", "cudaMalloc=50"),
             ("LOG", "1"),
+            ("LIBRARY", "/usr/lib/liblastref_standin.so"),
         ])
         .unwrap();
         assert_eq!(settings.memory_bytes, 11_000 << 20);
