@@ -27,23 +27,6 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Adds what another allocator held: that of another device. Settings stay this one's if it has
-    /// segments, else they become the other's.
-    pub fn join(&mut self, other: Self) {
-        if self.segments.is_empty() {
-            self.allocator_settings = other.allocator_settings;
-        }
-        self.segments.extend(other.segments);
-        self.segments
-            .sort_by_key(|segment| (segment.device, segment.address));
-        for (device, trace) in other.device_traces.into_iter().enumerate() {
-            if self.device_traces.len() <= device {
-                self.device_traces.resize_with(device + 1, Vec::new);
-            }
-            self.device_traces[device].extend(trace);
-        }
-    }
-
     /// Writes it as PyTorch does: see [`Dump::write`](crate::Dump::write).
     ///
     /// # Errors
@@ -298,6 +281,55 @@ mod tests {
                 "allocator_settings": {"expandable_segments": true, "memory_limit_bytes": 99},
             })
         );
+    }
+
+    #[test]
+    fn what_is_written_reads_back_with_the_same_totals() {
+        let block = |address, bytes, state| BlockRecord {
+            address,
+            bytes,
+            requested_bytes: bytes,
+            state,
+        };
+        let snapshot = Snapshot {
+            segments: vec![Segment {
+                device: 1,
+                address: 4096,
+                total_bytes: 2048,
+                allocated_bytes: 512,
+                active_bytes: 512,
+                requested_bytes: 512,
+                stream: 9,
+                kind: SegmentKind::Large,
+                is_expandable: true,
+                blocks: vec![
+                    block(4096, 512, BlockState::ActiveAllocated),
+                    block(4608, 1536, BlockState::Inactive),
+                ],
+            }],
+            device_traces: vec![
+                vec![],
+                vec![TraceEntry {
+                    bytes: 512,
+                    ..entry(TraceAction::Alloc)
+                }],
+            ],
+            allocator_settings: AllocatorSettings::new(true, Some(99)),
+        };
+        let mut bytes = Vec::new();
+        snapshot.write(&mut bytes).unwrap();
+        let stats = crate::stats::Stats::of(&crate::Dump::read(bytes.as_slice()).unwrap());
+        assert_eq!(stats.devices.keys().collect::<Vec<_>>(), [&1]);
+        let device = &stats.devices[&1];
+        assert_eq!(
+            (device.reserved_bytes, device.largest_inactive_bytes),
+            (2048, 1536)
+        );
+        assert_eq!(device.bytes_by_state["active_allocated"], 512);
+        let history = &stats.history[0];
+        assert_eq!((history.device, history.active_at_start_bytes), (1, 0));
+        assert_eq!(stats.settings.int("memory_limit_bytes"), Some(99));
+        assert_eq!(stats.problems, [""; 0]);
     }
 
     #[test]
