@@ -49,6 +49,7 @@ __all__ = [
     "set_per_process_memory_fraction",
     "stream",
     "synchronize",
+    "trim",
     "use_mem_pool",
 ]
 
@@ -247,6 +248,15 @@ def empty_cache() -> None:
     _lastref.cuda_empty_cache()
 
 
+def trim() -> int:
+    """Gives cached memory back that was not used for as long as the setting ``idle_trim_ms`` says.
+
+    Returns how many bytes that was; 0 where it is not set. The same happens by itself when tensors come
+    and go: a server that may be idle for long calls this from a timer.
+    """
+    return _lastref.cuda_trim()
+
+
 def memory_allocated(device: _DeviceLike = None) -> int:
     """Bytes that tensors hold on the device."""
     return _lastref.cuda_memory_allocated(device)
@@ -271,7 +281,10 @@ def memory_stats(device: _DeviceLike = None) -> dict[str, int]:
     """All statistics of the device's allocator, with PyTorch's keys.
 
     For example ``allocated_bytes.all.current``, ``reserved_bytes.small_pool.peak``,
-    ``num_alloc_retries``.
+    ``num_alloc_retries``. PyTorch does not have ``num_thread_cache_hits``, ``num_stream_waits``,
+    ``num_waits_before_growing``, ``num_pages_moved``, ``num_trims``, ``num_trimmed_bytes``, nor, for each
+    rung of the ladder before an out-of-memory error, such as ``move_pages`` or ``reclaimer collection``:
+    ``rung.NAME.num_tried``, ``.num_failed``, ``.bytes_freed``, ``.microseconds``.
     """
     return _lastref.cuda_memory_stats(device)
 
@@ -330,6 +343,12 @@ def _set_allocator_settings(settings: str) -> None:
       before idle pages are moved instead of creating new ones.
     * ``wait_before_growing`` (``True`` or ``False``): whether an allocation may wait for streams rather
       than pass that slack.
+    * ``stream_waits`` (``never``, ``before_growing``, the default, or ``at_limit``): when a stream may be
+      made to wait, on the device, for others that still use freed memory, to be given that: never, rather
+      than pass that slack, or where the device is full.
+    * ``idle_trim_ms`` (0, never): cached memory that was not used for so long goes back to the device; see
+      `trim`.
+    * ``idle_keep_mb`` (0): so much cached memory stays, however long it is not used.
     * ``history_entries``: how many allocations and frees `memory_snapshot` shows; 0, the default, for
       none.
 

@@ -303,6 +303,11 @@ pub(crate) fn cuda_empty_cache(py: Python<'_>) -> Outcome {
 }
 
 #[pyfunction]
+pub(crate) fn cuda_trim(py: Python<'_>) -> Outcome<u64> {
+    Ok(py.detach(cuda::trim)?)
+}
+
+#[pyfunction]
 pub(crate) fn cuda_memory_allocated(device: CudaIndex) -> Outcome<u64> {
     Ok(cuda::memory_allocated(device.0)?)
 }
@@ -400,6 +405,11 @@ pub(crate) fn sim_enable(spec: &str) -> Outcome {
         return Err(Failure::Python(PyValueError::new_err(error.to_string())));
     }
     Ok(sim::enable(spec)?)
+}
+
+#[pyfunction]
+pub(crate) fn sim_races() -> Vec<String> {
+    sim::races()
 }
 
 #[pyfunction]

@@ -58,7 +58,7 @@ mod _lastref {
         cuda_memory_allocated, cuda_memory_reserved, cuda_memory_snapshot_json, cuda_memory_stats,
         cuda_memory_summary, cuda_reset_accumulated_memory_stats, cuda_reset_peak_memory_stats,
         cuda_set_allocator_settings, cuda_set_device, cuda_set_per_process_memory_fraction,
-        cuda_set_stream, cuda_synchronize, sim_enable, sim_is_enabled,
+        cuda_set_stream, cuda_synchronize, cuda_trim, sim_enable, sim_is_enabled, sim_races,
     };
     #[pymodule_export]
     use crate::device::PyDevice;

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import lastref
-from conftest import GIB, MIB
+from conftest import GIB, MIB, RunPython
 from lastref import cuda
 
 
@@ -154,6 +154,12 @@ def test_statistics() -> None:
                 assert isinstance(stats[f"{family}.{pool}.{face}"], int)
     for counter in ["num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free"]:
         assert isinstance(stats[counter], int)
+    for counter in ["num_stream_waits", "num_waits_before_growing", "num_trims", "num_trimmed_bytes"]:
+        assert isinstance(stats[counter], int)
+    rungs = "thread_caches finished_events stream_waits move_pages release_cached wait_for_streams"
+    for rung in rungs.split():
+        for face in ["num_tried", "num_failed", "bytes_freed", "microseconds"]:
+            assert isinstance(stats[f"rung.{rung}.{face}"], int)
     del t
     assert cuda.memory_stats(1)["allocation.all.freed"] == 1
     assert cuda.max_memory_allocated(1) == 1024
@@ -162,6 +168,39 @@ def test_statistics() -> None:
     assert cuda.max_memory_allocated(1) == 0
     cuda.reset_accumulated_memory_stats(1)
     assert cuda.memory_stats(1)["allocation.all.allocated"] == 0
+
+
+def test_idle_memory_goes_back(run_python: RunPython) -> None:
+    program = """
+import lastref, time
+cuda = lastref.cuda
+del_me = lastref.empty(64 << 20, dtype=lastref.uint8, device="cuda")
+del del_me
+assert cuda.trim() == 0
+cuda._set_allocator_settings("idle_trim_ms:1,idle_keep_mb:16,stream_waits:at_limit")
+time.sleep(0.05)
+assert cuda.trim() == 48 << 20
+assert cuda.memory_reserved() == 16 << 20
+stats = cuda.memory_stats()
+assert (stats["num_trims"], stats["num_trimmed_bytes"]) == (1, 48 << 20)
+"""
+    run_python("-c", program, sim="8GiB")
+
+
+def test_races_are_found_where_that_is_asked_for(run_python: RunPython) -> None:
+    program = """
+import sys, lastref
+if len(sys.argv) > 1:
+    lastref.sim.enable("8GiB", races=True)
+t = lastref.zeros(1 << 20, device="cuda")
+with lastref.cuda.stream(lastref.cuda.Stream()):
+    t.fill_(1)
+print(len(lastref.sim.races()))
+"""
+    for sim, arguments, races in [("8GiB", [], 0), ("8GiB,races=true", [], 1), ("", ["ask"], 1)]:
+        done = run_python("-c", program, *arguments, sim=sim)
+        assert done.stdout.split() == [str(races)]
+        assert ("race between stream 0 and stream 1" in done.stderr) == bool(races), done.stderr
 
 
 def test_summary() -> None:

@@ -30,10 +30,7 @@ use crate::clock::StreamSlot;
 use crate::device::{BlockObserver, Device, DeviceError, DevicePtr, DeviceResult, StreamId};
 use crate::error::{AllocError, InvalidFraction, OutOfMemoryError};
 use crate::heap::{NodeId, rounded};
-use crate::ladder::{
-    ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungOutcome, RungReport,
-    microseconds,
-};
+use crate::ladder::{ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungReport};
 use crate::options::{AllocatorOptions, Backing, InvalidOption, Limit};
 use crate::owner::{Held, Lock, lock};
 use crate::pinning::pinned;
@@ -355,6 +352,61 @@ impl<D: Device> CachingAllocator<D> {
         state.close_caches();
         state.clocks.retire(&self.shared.device, stream)
     }
+
+    /// Tells the allocator that others own `stream` and may destroy it at any time without a word. From
+    /// now on an event is recorded on it at each free of memory that it uses, which costs about a
+    /// microsecond, and no thread keeps its blocks. Without this, events are recorded only when another
+    /// stream wants the memory, and [`retire_stream`](Self::retire_stream) must be called in time.
+    ///
+    /// A block may be dropped after such a stream is gone. Its memory is then given to other streams only
+    /// after the whole device was waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::InvalidArgument`] if there is no such stream.
+    pub fn set_foreign_stream(&self, stream: StreamId) -> DeviceResult<()> {
+        let mut state = lock(&self.shared.state);
+        let slot = state.clocks.slot(&self.shared.device, stream)?;
+        state.set_foreign(&self.shared.device, slot);
+        Ok(())
+    }
+
+    /// Gives cached memory back to the device that was not used for long, as
+    /// [`AllocatorOptions::with_idle_trim`] says, and returns how many bytes that was; 0 where nothing is
+    /// set. Waits for nothing: what a stream still uses stays.
+    ///
+    /// The same happens by itself when blocks are allocated and freed. A program that may do neither
+    /// for long calls this now and then, from a timer. What threads keep for themselves is freed by it
+    /// too, and goes back after the same time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::{thread::sleep, time::Duration};
+    /// use lastref_alloc::{AllocatorOptions, CachingAllocator, StreamId};
+    /// use lastref_alloc::sim::{SimDevice, SimOptions};
+    ///
+    /// let options = AllocatorOptions::new().with_idle_trim(Duration::from_millis(20));
+    /// let device = SimDevice::new(SimOptions::new(1 << 30))?;
+    /// let allocator = CachingAllocator::with_options(device, &options);
+    /// drop(allocator.alloc(64 << 20, StreamId::DEFAULT)?);
+    /// assert_eq!(allocator.trim(), 0);
+    /// sleep(Duration::from_millis(50));
+    /// assert_eq!(allocator.trim(), 64 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn trim(&self) -> u64 {
+        let mut state = lock(&self.shared.state);
+        state.drain_caches();
+        state.trim(&self.shared.device)
+    }
+
+    /// Sets the time that idle memory is judged by, since the age was set. For tests.
+    #[cfg(any(test, feature = "test-util"))]
+    #[doc(hidden)]
+    pub fn set_time(&self, now: std::time::Duration) {
+        lock(&self.shared.state).set_time(now);
+    }
 }
 
 impl<D: Device> Clone for CachingAllocator<D> {
@@ -376,7 +428,7 @@ impl<D: Device> fmt::Debug for CachingAllocator<D> {
 
 /// What handles and blocks share.
 pub(crate) struct Shared<D: Device> {
-    device: D,
+    pub(crate) device: D,
     /// The device's, if it wants to be told of blocks.
     observer: Option<Arc<dyn BlockObserver>>,
     /// Names it among other allocators.
@@ -475,7 +527,7 @@ impl<D: Device> Shared<D> {
             stream: slot,
             pool,
         };
-        if let Some(node) = state.take_free(&request) {
+        if let Some(node) = state.take_free(&self.device, &request) {
             return Ok(state.place(node, &request));
         }
         self.obtain(state, &request)
@@ -494,14 +546,14 @@ impl<D: Device> Shared<D> {
         }
         let may_wait = state.wait_before_growing;
         let mut result = state.attempt(&self.device, request, may_wait);
-        if matches!(result, Err(Miss::Busy)) {
+        if matches!(result, Err(Miss::Busy { .. })) {
             state = self.wait_before_growing(state);
             result = state.attempt(&self.device, request, false);
         }
         match result {
             Ok(node) => Ok(state.place(node, request)),
             Err(Miss::Device(error)) => Err(error.into()),
-            Err(Miss::Full | Miss::Busy) => self.climb(state, request),
+            Err(Miss::Full | Miss::Busy { .. }) => self.climb(state, request),
         }
     }
 
@@ -589,7 +641,7 @@ impl<D: Device> Shared<D> {
         for stream in reached {
             state.clocks.caught_up(stream);
         }
-        state.on_each(State::sweep_pending);
+        state.on_each(|state| state.sweep_pending(&self.device));
         result.map(|_: u64| pending - state.pending_bytes())
     }
 
@@ -612,17 +664,23 @@ impl<D: Device> Shared<D> {
         if request.bytes > most {
             return Err(self.too_large(request.requested, &state));
         }
+        let mut state = state;
         let mut climb = Climb {
             shared: self,
             request,
-            rungs: Vec::new(),
+            // The attempt that brought us here was the first rungs.
+            rungs: state.take_tried(),
             freed_before: state.books.allocated_bytes.freed(),
         };
         drop(state);
+        if let Some(found) = climb.reclaimers(&[ReclaimLevel::Purge])? {
+            return Ok(found);
+        }
         if let Some(found) = climb.cheap_rungs()? {
             return Ok(found);
         }
-        if let Some(found) = climb.reclaimers()? {
+        let levels = [ReclaimLevel::Collect, ReclaimLevel::Spill];
+        if let Some(found) = climb.reclaimers(&levels)? {
             return Ok(found);
         }
         // Other threads may have freed memory since the last search.
@@ -680,38 +738,38 @@ impl<'a, D: Device> Climb<'a, D> {
     fn attempt(&mut self, state: &mut State) -> Result<Found, AllocError> {
         match state.attempt(&self.shared.device, self.request, false) {
             Ok(node) => Ok(Some(state.place(node, self.request))),
-            Err(Miss::Full | Miss::Busy) => {
+            Err(Miss::Full | Miss::Busy { .. }) => {
                 self.freed_before = state.books.allocated_bytes.freed();
+                let tried = state.take_tried();
+                self.rungs
+                    .extend(tried.into_iter().filter(RungReport::gave));
                 Ok(None)
             }
             Err(Miss::Device(error)) => Err(error.into()),
         }
     }
 
-    /// What is cached, then waiting for streams, then what is cached again.
+    /// What is cached, where it is not pages that were moved already; then waiting for streams, then
+    /// what is cached again.
     fn cheap_rungs(&mut self) -> Result<Found, AllocError> {
         let shared = self.shared;
         let mut state = lock(&shared.state);
         state.fold_all();
-        let cached = if state.is_virtual() {
-            Rung::MovePages
-        } else {
-            Rung::ReleaseCached
-        };
         if self.best_case(&state)? < self.request.bytes {
+            let is_virtual = state.is_virtual();
             drop(state);
             const REASON: &str = "all that is free, cached and pending is less than the request";
-            self.skip(cached, REASON);
+            if !is_virtual {
+                self.skip(Rung::ReleaseCached, REASON);
+            }
             self.skip(Rung::WaitForStreams, REASON);
             return Ok(None);
         }
         if state.is_virtual() {
             drop(state);
-            // The attempt that brought us here would have moved them.
-            self.skip(cached, "idle pages are fewer than the request needs");
         } else if state.releasable() == 0 {
             drop(state);
-            self.skip(cached, "nothing cached can go back");
+            self.skip(Rung::ReleaseCached, "nothing cached can go back");
         } else if let Some(found) = self.release_and_retry(state)? {
             return Ok(Some(found));
         }
@@ -769,13 +827,22 @@ impl<'a, D: Device> Climb<'a, D> {
         Ok(free.min(under_limit).saturating_add(reserved - in_use))
     }
 
-    fn reclaimers(&mut self) -> Result<Found, AllocError> {
-        let reclaimers = lock(&self.shared.reclaimers).clone();
+    fn reclaimers(&mut self, levels: &[ReclaimLevel]) -> Result<Found, AllocError> {
+        let mut reclaimers = lock(&self.shared.reclaimers).clone();
         let inside = RECLAIMING.with(Cell::get);
+        reclaimers.retain(|(_, reclaimer)| levels.contains(&reclaimer.level()));
         for (_, reclaimer) in reclaimers {
             let rung = Rung::Reclaimer(reclaimer.name().to_owned());
             if inside {
                 self.skip(rung, "this thread is inside a reclaimer");
+                continue;
+            }
+            let best_case = self.best_case(&lock(&self.shared.state))?;
+            if best_case.saturating_add(reclaimer.at_most()) < self.request.bytes {
+                self.skip(
+                    rung,
+                    "with all that it could give the request would not fit",
+                );
                 continue;
             }
             let num_rungs = self.rungs.len();
@@ -788,7 +855,7 @@ impl<'a, D: Device> Climb<'a, D> {
                 if says == 0 && freed == 0 {
                     break;
                 }
-                if let Some(found) = self.retry_after_reclaim()? {
+                if let Some(found) = self.retry_after_reclaim(reclaimer.level())? {
                     return Ok(Some(found));
                 }
                 // Enough was freed, but other threads took it. They leave garbage in their turn.
@@ -825,39 +892,24 @@ impl<'a, D: Device> Climb<'a, D> {
         freed.wrapping_sub(self.freed_before)
     }
 
-    fn retry_after_reclaim(&mut self) -> Result<Found, AllocError> {
+    fn retry_after_reclaim(&mut self, level: ReclaimLevel) -> Result<Found, AllocError> {
         if let Some(found) = self.attempt(&mut lock(&self.shared.state))? {
             return Ok(Some(found));
+        }
+        if level == ReclaimLevel::Purge {
+            // Those come next anyway.
+            return Ok(None);
         }
         self.cheap_rungs()
     }
 
     fn skip(&mut self, rung: Rung, reason: &'static str) {
-        let outcome = RungOutcome::Skipped { reason };
-        self.rungs.push(RungReport {
-            rung,
-            outcome,
-            bytes_freed: 0,
-            microseconds: 0,
-        });
+        self.rungs.push(RungReport::skipped(rung, reason));
     }
 
     fn report(&mut self, rung: Rung, started: Instant, result: Result<u64, String>) {
-        let time = started.elapsed();
-        let mut state = lock(&self.shared.state);
-        let totals = state.stats.rungs.entry(rung.clone()).or_default();
-        totals.add(result.as_ref().copied(), time);
-        let (outcome, bytes_freed) = match result {
-            Ok(bytes) => (RungOutcome::Tried, bytes),
-            Err(text) => (RungOutcome::Failed(text), 0),
-        };
-        drop(state);
-        self.rungs.push(RungReport {
-            rung,
-            outcome,
-            bytes_freed,
-            microseconds: microseconds(time),
-        });
+        let report = lock(&self.shared.state).count_rung(rung, started, result);
+        self.rungs.push(report);
     }
 
     /// The report, with numbers of one moment.

@@ -90,8 +90,12 @@ impl<D: Device> BlockAnchor<D> {
     /// that was the last.
     #[inline]
     pub(crate) fn release(&self, change: impl FnOnce(&mut State)) {
-        let mut state = lock(&self.shared().state);
+        let shared = self.shared();
+        let mut state = lock(&shared.state);
         change(&mut state);
+        if state.needs_care() {
+            state.look_after(&shared.device);
+        }
         let is_unused = state.is_unused();
         drop(state);
         if is_unused {

@@ -1,17 +1,27 @@
 //! The out-of-memory ladder: what is tried, in which order, before anyone sees an error.
 //!
-//! 1. **Cached memory**: with virtual memory, as many idle pages as are missing are moved to where
-//!    they are needed. With segments, as much as is missing goes back to the device, then the
-//!    allocation is tried again; if that was not enough, all of it.
-//! 2. **Waiting** for the streams that still use freed memory, then 1 again. An allocation waits
-//!    before it comes to this if idle pages would be enough but for that.
-//! 3. **Reclaimers**, by level: registered code that can make memory free. After each that gave
-//!    something, the free lists are searched again, and 1 and 2 repeated. A collector is called again
-//!    as long as enough was freed and other threads took it, at most 1024 times.
+//! 1. **The caches of threads** are emptied into the heap.
+//! 2. **Finished events**: each stream is asked how far it has come.
+//! 3. **Free blocks of other streams**: the stream is made to wait, on the device, for those that still use
+//!    a free block that is large enough.
+//! 4. **Idle pages** of virtual memory, as many as are missing, are moved to where they are needed.
+//! 5. **Purgers**: reclaimers that give up what is quickly made again.
+//! 6. **Cached segments**, as many as are missing, go back to the device; if that was not enough,
+//!    all of them.
+//! 7. **Waiting** on the host for the streams that still use freed memory, then 4 or 6 again.
+//! 8. **Collectors**: reclaimers that find memory which nothing uses. Called again as long as enough was
+//!    freed and other threads took it, at most 1024 times.
+//! 9. **Spillers**: reclaimers that give up something of value.
+//!
+//! After each reclaimer that gave something, and was not merely a purger, 1 to 4, 6 and 7 are repeated. The
+//! free lists are searched after each rung that gave something.
+//!
+//! Rungs 1 to 4 are also what is done, in this order, before the heap grows past its slack: 3 and 4 as the
+//! settings say, and an allocation may wait on the host for idle pages then, as in 7.
 //!
 //! The ladder is the same for a full device and for a limit set by the user. A rung that cannot
 //! satisfy the request even at its best is skipped, and says so. The allocator's lock is held
-//! neither while waiting nor while a reclaimer runs.
+//! neither while waiting on the host nor while a reclaimer runs.
 
 use std::fmt;
 use std::time::Duration;
@@ -57,6 +67,12 @@ pub trait Reclaimer: Send + Sync {
     /// When it is called.
     fn level(&self) -> ReclaimLevel;
 
+    /// The most bytes that a call could give up now. It is not called for a request that those, with all
+    /// that is free, cached or pending, could not satisfy. By default nothing is known of it.
+    fn at_most(&self) -> u64 {
+        u64::MAX
+    }
+
     /// Makes memory free and returns how many bytes it gave up, as far as it knows.
     fn reclaim(&self, request: &ReclaimRequest) -> u64;
 }
@@ -69,6 +85,12 @@ pub struct ReclaimerId(pub(crate) u64);
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Rung {
+    /// The caches of threads were emptied.
+    ThreadCaches,
+    /// Streams were asked how far they have come.
+    FinishedEvents,
+    /// The stream was made to wait, on the device, for streams that used a free block.
+    StreamWaits,
     /// Idle pages of virtual memory were moved to where memory was needed.
     MovePages,
     /// Cached segments were given back to the device.
@@ -79,9 +101,40 @@ pub enum Rung {
     Reclaimer(String),
 }
 
+impl Rung {
+    /// All of them, reclaimers apart, in their order.
+    pub const ALL: [Self; 6] = [
+        Self::ThreadCaches,
+        Self::FinishedEvents,
+        Self::StreamWaits,
+        Self::MovePages,
+        Self::ReleaseCached,
+        Self::WaitForStreams,
+    ];
+
+    /// Its name in the keys of statistics, such as `move_pages`.
+    #[must_use]
+    pub fn key(&self) -> String {
+        match self {
+            Self::ThreadCaches => "thread_caches".to_owned(),
+            Self::FinishedEvents => "finished_events".to_owned(),
+            Self::StreamWaits => "stream_waits".to_owned(),
+            Self::MovePages => "move_pages".to_owned(),
+            Self::ReleaseCached => "release_cached".to_owned(),
+            Self::WaitForStreams => "wait_for_streams".to_owned(),
+            Self::Reclaimer(name) => format!("reclaimer {name}"),
+        }
+    }
+}
+
 impl fmt::Display for Rung {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::ThreadCaches => f.write_str("empty the caches of threads"),
+            Self::FinishedEvents => f.write_str("ask streams how far they have come"),
+            Self::StreamWaits => {
+                f.write_str("wait on the device for streams that use a free block")
+            }
             Self::MovePages => f.write_str("move idle pages to where they are needed"),
             Self::ReleaseCached => f.write_str("give cached memory back to the device"),
             Self::WaitForStreams => f.write_str("wait for streams that use freed memory"),
@@ -112,11 +165,28 @@ pub struct RungReport {
     pub rung: Rung,
     /// How it ended.
     pub outcome: RungOutcome,
-    /// Bytes it gave: to the allocation by moving, to the device by releasing, to the free lists by
-    /// waiting, and what a reclaimer says it gave up.
+    /// Bytes it gave: to the free lists by emptying caches and by waiting on the host, to the
+    /// allocation by asking, by waiting on the device and by moving, to the device by releasing, and what a
+    /// reclaimer says it gave up.
     pub bytes_freed: u64,
     /// How long it took.
     pub microseconds: u64,
+}
+
+impl RungReport {
+    pub(crate) const fn skipped(rung: Rung, reason: &'static str) -> Self {
+        Self {
+            rung,
+            outcome: RungOutcome::Skipped { reason },
+            bytes_freed: 0,
+            microseconds: 0,
+        }
+    }
+
+    /// Whether it gave something.
+    pub(crate) const fn gave(&self) -> bool {
+        self.bytes_freed > 0
+    }
 }
 
 impl fmt::Display for RungReport {
@@ -137,7 +207,7 @@ impl fmt::Display for RungReport {
     }
 }
 
-/// What a rung did for all allocations so far.
+/// What a rung did for all allocations so far, failed ones or not.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct RungTotals {
     /// How often it ran.

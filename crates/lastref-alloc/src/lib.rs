@@ -45,6 +45,7 @@ mod heap;
 mod history;
 pub mod ladder;
 mod options;
+mod order;
 mod owner;
 mod pinning;
 mod pool;
@@ -66,6 +67,6 @@ pub use device::{
 pub use error::{AllocError, Bytes, InvalidFraction, OutOfMemoryError, Pinned, PinningBlock};
 pub use ladder::{ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId};
 pub use lastref_snapshot::Snapshot;
-pub use options::{AllocatorOptions, Backing, CONF_VARIABLE, InvalidOption};
+pub use options::{AllocatorOptions, Backing, CONF_VARIABLE, InvalidOption, StreamWaits};
 pub use pool::{MemPool, PoolScope, PoolStats};
 pub use stats::{EmptyCacheStats, MemoryStats, PoolKind, Stat, StatByPool};

@@ -6,6 +6,7 @@
 
 use std::fmt::Write as _;
 use std::str::FromStr;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -23,6 +24,23 @@ pub enum Backing {
     Auto,
     /// Segments, also where the device has virtual memory.
     Segments,
+}
+
+/// When a stream may be made to wait, on the device, for others that still use freed memory, so that
+/// it can be given that memory.
+///
+/// The host does not wait, but work that was meant to overlap runs one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub enum StreamWaits {
+    /// Never.
+    Never,
+    /// Rather than obtain more from the device than the slack allows; see
+    /// [`with_slack_per_mille`](AllocatorOptions::with_slack_per_mille).
+    #[default]
+    BeforeGrowing,
+    /// Only where the device is full or the limit is reached.
+    AtLimit,
 }
 
 /// The most that may be obtained from the device.
@@ -72,6 +90,9 @@ impl Limit {
 /// | `per_process_memory_fraction` | 0 to 1 (default) | [`with_memory_fraction`](Self::with_memory_fraction) | yes |
 /// | `waste_slack_per_mille` | thousandths, 4 (default) | [`with_slack_per_mille`](Self::with_slack_per_mille) | |
 /// | `wait_before_growing` | `True` (default), `False` | [`with_wait_before_growing`](Self::with_wait_before_growing) | |
+/// | `stream_waits` | `never`, `before_growing` (default), `at_limit` | [`with_stream_waits`](Self::with_stream_waits) | |
+/// | `idle_trim_ms` | milliseconds, 0 (default) for never | [`with_idle_trim`](Self::with_idle_trim) | |
+/// | `idle_keep_mb` | MiB, 0 (default) | [`with_idle_keep`](Self::with_idle_keep) | |
 /// | `memory_limit_mb` | MiB | [`with_memory_limit`](Self::with_memory_limit) | |
 /// | `history_entries` | a count, 0 (default) for none | [`with_history`](Self::with_history) | |
 ///
@@ -94,6 +115,9 @@ pub struct AllocatorOptions {
     pub(crate) limit: Option<Limit>,
     pub(crate) slack_per_mille: Option<u32>,
     pub(crate) wait_before_growing: Option<bool>,
+    pub(crate) stream_waits: Option<StreamWaits>,
+    pub(crate) idle_trim: Option<Duration>,
+    pub(crate) idle_keep: Option<u64>,
 }
 
 impl AllocatorOptions {
@@ -159,6 +183,31 @@ impl AllocatorOptions {
         self
     }
 
+    /// Chooses when a stream may be made to wait, on the device, for others that still use freed
+    /// memory.
+    #[must_use]
+    pub const fn with_stream_waits(mut self, waits: StreamWaits) -> Self {
+        self.stream_waits = Some(waits);
+        self
+    }
+
+    /// Gives cached memory back to the device that was not used for `age`: for programs that run long
+    /// and need much only now and then. Zero, the default, is never. It is looked for when blocks are
+    /// allocated and freed; a program that may do neither for long calls
+    /// [`trim`](crate::CachingAllocator::trim).
+    #[must_use]
+    pub const fn with_idle_trim(mut self, age: Duration) -> Self {
+        self.idle_trim = Some(age);
+        self
+    }
+
+    /// Keeps this many bytes of cached memory, however long they are not used. The default is 0.
+    #[must_use]
+    pub const fn with_idle_keep(mut self, bytes: u64) -> Self {
+        self.idle_keep = Some(bytes);
+        self
+    }
+
     /// Sets the most bytes that may be obtained from the device.
     #[must_use]
     pub const fn with_memory_limit(mut self, bytes: u64) -> Self {
@@ -201,6 +250,9 @@ enum Sets {
     History,
     Slack,
     Wait,
+    StreamWaits,
+    IdleTrim,
+    IdleKeep,
 }
 
 struct Key {
@@ -256,6 +308,32 @@ const KEYS: &[Key] = &[
         set: |options, value| Some(options.with_wait_before_growing(boolean(value)?)),
     },
     Key {
+        name: "stream_waits",
+        takes: "never, before_growing or at_limit",
+        sets: Sets::StreamWaits,
+        set: |options, value| {
+            let waits = match value {
+                "never" => StreamWaits::Never,
+                "before_growing" => StreamWaits::BeforeGrowing,
+                "at_limit" => StreamWaits::AtLimit,
+                _ => return None,
+            };
+            Some(options.with_stream_waits(waits))
+        },
+    },
+    Key {
+        name: "idle_trim_ms",
+        takes: "a whole number of milliseconds",
+        sets: Sets::IdleTrim,
+        set: |options, value| Some(options.with_idle_trim(Duration::from_millis(number(value)?))),
+    },
+    Key {
+        name: "idle_keep_mb",
+        takes: "a whole number of MiB",
+        sets: Sets::IdleKeep,
+        set: |options, value| Some(options.with_idle_keep(number(value)?.checked_mul(1 << 20)?)),
+    },
+    Key {
         name: "history_entries",
         takes: "a whole number",
         sets: Sets::History,
@@ -284,7 +362,8 @@ const NOT_OURS: &[(&str, &str)] = &[
     ),
     (
         "garbage_collection_threshold",
-        "cached memory goes back by itself when it is needed",
+        "cached memory goes back by itself when it is needed, and with idle_trim_ms when it was not \
+         used for long",
     ),
     ("backend", "there is one allocator"),
 ];
@@ -403,6 +482,24 @@ mod tests {
                 "wait_before_growing:False",
                 AllocatorOptions::new().with_wait_before_growing(false),
             ),
+            (
+                "stream_waits:never",
+                AllocatorOptions::new().with_stream_waits(StreamWaits::Never),
+            ),
+            (
+                "stream_waits:before_growing",
+                AllocatorOptions::new().with_stream_waits(StreamWaits::BeforeGrowing),
+            ),
+            (
+                "stream_waits:at_limit",
+                AllocatorOptions::new().with_stream_waits(StreamWaits::AtLimit),
+            ),
+            (
+                "idle_trim_ms:1500,idle_keep_mb:3",
+                AllocatorOptions::new()
+                    .with_idle_trim(Duration::from_millis(1500))
+                    .with_idle_keep(3 << 20),
+            ),
             ("history_entries:7", AllocatorOptions::new().with_history(7)),
             (
                 " expandable_segments : False ,history_entries:0",
@@ -468,6 +565,12 @@ mod tests {
             ),
             ("waste_slack_per_mille:5000000000", "takes a whole number"),
             ("wait_before_growing:0", "takes True or False"),
+            (
+                "stream_waits:True",
+                "takes never, before_growing or at_limit, not \"True\"",
+            ),
+            ("idle_trim_ms:-1", "takes a whole number of milliseconds"),
+            ("idle_keep_mb:99999999999999", "takes a whole number of MiB"),
             ("history_entries:1:2", "takes a whole number, not \"1:2\""),
             (
                 "history_entries:1,history_entries:1",

@@ -22,15 +22,19 @@ use crate::clock::{Clocks, StreamSlot};
 use crate::device::{Device, DeviceError, DevicePtr, PageId, StreamId};
 use crate::heap::{Heap, NodeId, RegionKind, State as NodeState};
 use crate::history::{self, History};
-use crate::options::AllocatorOptions;
+use crate::ladder::RungReport;
+use crate::options::{AllocatorOptions, StreamWaits};
 use crate::stats::{Books, MemoryStats, PoolKind};
 use crate::thread_cache::{self, Entry, Inner, Put, ThreadCache};
 
 mod pages;
 mod pools;
+mod steps;
+mod trim;
 
 use self::pools::Pool;
 pub(crate) use self::pools::PoolId;
+use self::trim::Trim;
 
 /// An allocation to be made.
 #[derive(Clone, Copy, Debug)]
@@ -50,9 +54,12 @@ pub(crate) type Place = (NodeId, DevicePtr, StreamSlot, u64);
 pub(crate) enum Miss {
     /// The device is full, or the limit is reached.
     Full,
-    /// Growing would pass the slack, and there are idle pages, but work still uses them. Only where
-    /// waiting was allowed.
-    Busy,
+    /// Growing would pass the slack, or what there is, and there are idle pages, but work still uses
+    /// them. Only where waiting was allowed.
+    Busy {
+        /// Nothing but those pages would do.
+        is_full: bool,
+    },
     /// A device call failed for another reason.
     Device(DeviceError),
 }
@@ -98,6 +105,11 @@ pub(crate) struct State {
     pub(crate) slack_per_mille: u32,
     /// Whether an allocation may wait for streams rather than pass the slack.
     pub(crate) wait_before_growing: bool,
+    stream_waits: StreamWaits,
+    trim: Option<Box<Trim>>,
+    idle_keep: u64,
+    /// What the latest attempt tried, after the free lists.
+    tried: Vec<RungReport>,
     /// The most bytes in blocks that were in use at once, pending ones included, before the last reset
     /// of peaks.
     peak_before: u64,
@@ -133,6 +145,10 @@ impl State {
             limit: None,
             slack_per_mille: AllocatorOptions::DEFAULT_SLACK_PER_MILLE,
             wait_before_growing: true,
+            stream_waits: StreamWaits::default(),
+            trim: None,
+            idle_keep: 0,
+            tried: Vec::new(),
             peak_before: 0,
             pending: Vec::new(),
             spare_pages: Vec::new(),
@@ -155,6 +171,15 @@ impl State {
         }
         if let Some(wait) = options.wait_before_growing {
             self.wait_before_growing = wait;
+        }
+        if let Some(waits) = options.stream_waits {
+            self.stream_waits = waits;
+        }
+        if let Some(age) = options.idle_trim {
+            self.set_idle_trim(age);
+        }
+        if let Some(bytes) = options.idle_keep {
+            self.idle_keep = bytes;
         }
     }
 
@@ -184,7 +209,7 @@ impl State {
 
     /// Takes free memory of the default pool, if there is some and nothing has to be looked after first.
     #[inline]
-    pub(crate) fn take_free(&mut self, request: &Request) -> Option<NodeId> {
+    pub(crate) fn take_free(&mut self, device: &impl Device, request: &Request) -> Option<NodeId> {
         if request.pool != self.at_work || !self.pending.is_empty() {
             return None;
         }
@@ -193,9 +218,9 @@ impl State {
                 self.book_alloc(node, request);
                 return Some(node);
             }
-            self.free_entry(node);
+            self.give_back_last(Some(node));
         }
-        self.search(request)
+        self.search(device, request)
     }
 
     /// Looks for memory: in the free lists, then in what streams have finished with, then on the
@@ -220,34 +245,10 @@ impl State {
         if !self.pending.is_empty() {
             self.complete_pending(device);
         }
-        if let Some(node) = self.search(request) {
+        if let Some(node) = self.search(device, request) {
             return Ok(node);
         }
-        // What threads keep is of the default pool.
-        if self.on(PoolId::DEFAULT, Self::drain_caches)
-            && let Some(node) = self.search(request)
-        {
-            return Ok(node);
-        }
-        match self.clocks.poll(device, Some(request.stream)) {
-            Ok(false) => {}
-            Ok(true) => {
-                if let Some(node) = self.search(request) {
-                    return Ok(node);
-                }
-            }
-            // Not knowing is not a reason to fail: the memory is taken as still in use.
-            Err(_) => self.stats.num_device_errors += 1,
-        }
-        if self.num_closed > 0 {
-            self.drain_closed(device);
-        }
-        let grown = match self.page_bytes {
-            Some(page_bytes) => self.grow_range(device, request, page_bytes, may_wait),
-            None => self.grow_segments(device, request),
-        };
-        self.book_totals();
-        grown
+        self.attempt_after_miss(device, request, may_wait)
     }
 
     // ---- what keeps the allocator alive -------------------------------------------------------
@@ -292,7 +293,11 @@ impl State {
     pub(crate) fn visit_mine(&mut self, stream: StreamId, slot: StreamSlot, requested: u64) {
         let id = self.id;
         let visit = |this: &mut Self| {
-            thread_cache::visit_mine(id, (stream, slot), requested, |inner| this.fold(inner))
+            thread_cache::visit_mine(id, (stream, slot), requested, |inner| {
+                this.fold(inner);
+                // What is freed on a foreign stream must be stamped at once.
+                !this.clocks.is_foreign(slot)
+            })
         };
         if !visit(self) {
             let adopted = self.caches.iter().find(|cache| cache.adopt()).cloned();
@@ -338,18 +343,20 @@ impl State {
         self.free_last();
     }
 
-    /// Empties all caches into the heap. False if there was nothing in them.
-    pub(crate) fn drain_caches(&mut self) -> bool {
+    /// Empties all caches into the heap. Returns the bytes that were in them.
+    pub(crate) fn drain_caches(&mut self) -> u64 {
         let mut entries = Vec::new();
         self.visit_all(|this, inner| {
             this.fold(inner);
             inner.drain_to(0, &mut entries);
         });
-        entries.extend(self.freed_last.take());
+        let kept = entries.iter().chain(&self.freed_last);
+        let bytes = kept.map(|id| self.heap.node(*id).bytes).sum();
+        self.free_last();
         for node in &entries {
             self.free_entry(*node);
         }
-        !entries.is_empty()
+        bytes
     }
 
     /// Empties all caches, and keeps nothing in them until the next allocation on a stream.
@@ -386,8 +393,16 @@ impl State {
 
     /// Makes the block that was freed last free in the heap too.
     fn free_last(&mut self) {
-        if let Some(node) = self.freed_last.take() {
-            self.free_entry(node);
+        let last = self.freed_last.take();
+        self.give_back_last(last);
+    }
+
+    /// Makes what was the block that was freed last free in the heap too. It is stamped and booked.
+    #[inline]
+    fn give_back_last(&mut self, last: Option<NodeId>) {
+        if let Some(id) = last {
+            let pool = self.heap.node(id).pool;
+            self.give_back(id, pool);
         }
     }
 
@@ -402,12 +417,12 @@ impl State {
     // ---- allocating from the heap ------------------------------------------------------------
 
     #[inline]
-    fn search(&mut self, request: &Request) -> Option<NodeId> {
+    fn search(&mut self, device: &impl Device, request: &Request) -> Option<NodeId> {
         let clocks = &self.clocks;
         let pool = PoolKind::for_size(request.bytes);
-        let node = self
-            .heap
-            .find(pool, request.bytes, |s| clocks.covered(s, request.stream))?;
+        let node = self.heap.find(pool, request.bytes, |s| {
+            clocks.covered(device, s, request.stream)
+        })?;
         let node = self.heap.take(node, request.requested, request.stream);
         self.book_alloc(node, request);
         self.book_splits(pool);
@@ -459,12 +474,13 @@ impl State {
         self.books.free(pool, bytes, requested);
         if is_alone {
             self.history.push_free(ptr.0, requested, own);
+            // Stamped now: what is recorded or waited for from now on covers this.
+            self.clocks.stamp(&mut self.heap.node_mut(id).stamps);
             if self.at_work == PoolId::DEFAULT {
-                if let Some(before) = self.freed_last.replace(id) {
-                    self.free_entry(before);
-                }
+                let before = self.freed_last.replace(id);
+                self.give_back_last(before);
             } else {
-                self.free_entry(id);
+                self.give_back(id, pool);
             }
         } else {
             self.free_recorded(id, pool);
@@ -478,7 +494,7 @@ impl State {
         let (ptr, bytes, requested) = (DevicePtr(node.addr), node.bytes, node.requested());
         let own = node.stamps.slot();
         self.clocks.stamp(&mut node.stamps);
-        if self.clocks.covered(&node.stamps, own) {
+        if self.clocks.others_are_done(&node.stamps, own) {
             self.history.push_free(ptr.0, requested, own);
             self.complete_free(id, pool);
         } else {
@@ -491,8 +507,10 @@ impl State {
     }
 
     fn complete_free(&mut self, id: NodeId, pool: PoolKind) {
-        // The other streams are done with it.
-        self.heap.node_mut(id).stamps.forget_others();
+        let clocks = &self.clocks;
+        // Those that are not done come before what its own stream does from now on, and no other.
+        let stamps = &mut self.heap.node_mut(id).stamps;
+        stamps.forget_finished(|slot, tick| clocks.is_done(slot, tick));
         self.give_back(id, pool);
     }
 
@@ -511,8 +529,12 @@ impl State {
         let mut asked = Vec::new();
         for &id in &self.pending {
             let node = self.heap.node(id);
+            let own = node.stamps.slot();
+            if self.clocks.covered(device, &node.stamps, own) {
+                continue;
+            }
             for (slot, _) in node.stamps.iter() {
-                if slot != node.stamps.slot() && !asked.contains(&slot) {
+                if slot != own && !asked.contains(&slot) {
                     asked.push(slot);
                 }
             }
@@ -522,7 +544,7 @@ impl State {
                 self.stats.num_device_errors += 1;
             }
         }
-        self.sweep_pending();
+        self.sweep_pending(device);
     }
 
     /// Asks the device how far each stream is, and frees the pending blocks that they are done with.
@@ -531,16 +553,20 @@ impl State {
         if self.clocks.poll(device, None).is_err() {
             self.stats.num_device_errors += 1;
         }
-        self.on_each(Self::sweep_pending);
+        self.on_each(|state| state.sweep_pending(device));
     }
 
-    /// Frees pending blocks whose streams are known to be done with them.
-    pub(crate) fn sweep_pending(&mut self) {
+    /// Frees pending blocks whose streams are known to be done with them, or to be done before what the
+    /// blocks' own streams do from now on.
+    pub(crate) fn sweep_pending(&mut self, device: &impl Device) {
         let mut at = 0;
         while at < self.pending.len() {
             let id = self.pending[at];
             let node = self.heap.node(id);
-            if self.clocks.covered(&node.stamps, node.stamps.slot()) {
+            if self
+                .clocks
+                .covered(device, &node.stamps, node.stamps.slot())
+            {
                 self.pending.swap_remove(at);
                 let (ptr, requested) = (DevicePtr(node.addr), node.requested());
                 let (own, bytes) = (node.stamps.slot(), node.bytes);

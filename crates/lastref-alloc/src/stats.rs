@@ -459,13 +459,21 @@ pub struct MemoryStats {
     pub num_pages_moved: u64,
     /// How often an allocation waited for streams before it moved pages, to keep within the slack.
     pub num_waits_before_growing: u64,
+    /// Waits for another stream that were submitted to a stream, on the device, so that it could be
+    /// given free memory.
+    pub num_stream_waits: u64,
+    /// How often memory was given back because it had not been used for long.
+    pub num_trims: u64,
+    /// Bytes given back because they had not been used for long.
+    pub num_trimmed_bytes: u64,
     /// Device calls that failed where the caller could not be told: in a free, a poll, a clean-up.
     pub num_device_errors: u64,
     /// Allocations that a thread's own cache served, without the heap and its lock.
     pub num_thread_cache_hits: u64,
     /// What calls of `empty_cache` gave back, and how much of it was obtained again.
     pub empty_cache: EmptyCacheStats,
-    /// What each rung of the out-of-memory ladder was asked and gave.
+    /// What each rung of the out-of-memory [ladder](crate::ladder) was asked and gave. The first four are
+    /// also steps before the heap grows, and are counted there too.
     pub rungs: BTreeMap<Rung, RungTotals>,
 }
 
@@ -503,7 +511,8 @@ impl MemoryStats {
     }
 
     /// Every number under the key that `torch.cuda.memory_stats()` gives it, such as
-    /// `allocated_bytes.all.peak`.
+    /// `allocated_bytes.all.peak`, and what torch does not have: `num_stream_waits`,
+    /// `rung.move_pages.bytes_freed` and so on.
     ///
     /// # Examples
     ///
@@ -539,6 +548,9 @@ impl MemoryStats {
             ("num_device_free", self.num_device_free),
             ("num_pages_moved", self.num_pages_moved),
             ("num_waits_before_growing", self.num_waits_before_growing),
+            ("num_stream_waits", self.num_stream_waits),
+            ("num_trims", self.num_trims),
+            ("num_trimmed_bytes", self.num_trimmed_bytes),
             ("num_thread_cache_hits", self.num_thread_cache_hits),
             ("num_device_errors", self.num_device_errors),
             ("empty_cache_calls", self.empty_cache.num_calls),
@@ -552,7 +564,25 @@ impl MemoryStats {
             ),
         ];
         keys.extend(scalars.map(|(key, value)| (key.to_owned(), value)));
+        for (rung, totals) in self.all_rungs() {
+            let faces = [
+                ("num_tried", totals.num_tried),
+                ("num_failed", totals.num_failed),
+                ("bytes_freed", totals.bytes_freed),
+                ("microseconds", totals.microseconds),
+            ];
+            let rung = rung.key();
+            keys.extend(faces.map(|(face, value)| (format!("rung.{rung}.{face}"), value)));
+        }
         keys
+    }
+
+    /// What each rung did, also those that never ran; of reclaimers those that ran.
+    #[must_use]
+    pub fn all_rungs(&self) -> BTreeMap<Rung, RungTotals> {
+        let mut all = BTreeMap::from(Rung::ALL.map(|rung| (rung, RungTotals::default())));
+        all.extend(self.rungs.clone());
+        all
     }
 
     /// What the numbers suggest to change in the program; empty if nothing. Each is one line, such
@@ -602,6 +632,9 @@ impl MemoryStats {
         self.num_device_free = 0;
         self.num_pages_moved = 0;
         self.num_waits_before_growing = 0;
+        self.num_stream_waits = 0;
+        self.num_trims = 0;
+        self.num_trimmed_bytes = 0;
         self.num_thread_cache_hits = 0;
         self.num_device_errors = 0;
         self.empty_cache = EmptyCacheStats::default();
@@ -722,6 +755,6 @@ mod tests {
     #[test]
     fn every_family_has_all_its_keys() {
         let keys = MemoryStats::default().torch_keys();
-        assert_eq!(keys.len(), 9 * 3 * 4 + 12);
+        assert_eq!(keys.len(), 9 * 3 * 4 + 15 + 6 * 4);
     }
 }

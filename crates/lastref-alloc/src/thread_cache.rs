@@ -493,19 +493,20 @@ fn with_mine<R>(allocator: u64, f: impl FnOnce(&mut Mine) -> R) -> Option<R> {
     attached.ok().flatten()
 }
 
-/// Visits this thread's cache for an allocator, which then keeps blocks of the stream too. False if
-/// it has none. To be called under the state's lock, and what was counted is to be taken out.
+/// Visits this thread's cache for an allocator, which then keeps blocks of the stream too if `f` says
+/// so. False if it has none. To be called under the state's lock, and what was counted is to be taken out.
 pub(crate) fn visit_mine(
     allocator: u64,
     (stream, slot): (StreamId, StreamSlot),
     requested: u64,
-    f: impl FnOnce(&mut Inner),
+    f: impl FnOnce(&mut Inner) -> bool,
 ) -> bool {
     let visited = with_mine(allocator, |mine| {
         mine.to_visit = false;
         mine.cache.with(|inner| {
-            f(inner);
-            inner.allow(slot);
+            if f(inner) {
+                inner.allow(slot);
+            }
         });
         if mine.slot(stream).is_none() {
             mine.streams.push((stream, slot));

@@ -5,7 +5,7 @@
 use lastref_alloc::sim::{Call, SimDevice, SimOptions};
 use lastref_alloc::{
     AllocError, AllocatorOptions, Backing, CachingAllocator, CheckLevel, Device, DeviceError,
-    FillValue, StreamId,
+    FillValue, StreamId, StreamWaits,
 };
 use lastref_snapshot::{BlockState, TraceAction};
 
@@ -26,13 +26,14 @@ fn allocators(capacity: u64) -> Vec<CachingAllocator<SimDevice>> {
         .into()
 }
 
-/// The same, where an allocation does not wait for streams to save memory.
+/// The same, where neither host nor device waits for streams to save memory.
 fn hasty_allocators(capacity: u64) -> Vec<CachingAllocator<SimDevice>> {
     [Backing::Auto, Backing::Segments]
         .map(|backing| {
             let options = AllocatorOptions::new()
                 .with_backing(backing)
-                .with_wait_before_growing(false);
+                .with_wait_before_growing(false)
+                .with_stream_waits(StreamWaits::Never);
             CachingAllocator::with_options(device(capacity), &options)
         })
         .into()

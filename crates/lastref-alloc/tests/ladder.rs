@@ -9,7 +9,7 @@ use lastref_alloc::ladder::{Rung, RungOutcome};
 use lastref_alloc::sim::{Call, Fault, SimDevice, SimOptions};
 use lastref_alloc::{
     AllocError, AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, FillValue,
-    OutOfMemoryError, ReclaimLevel, ReclaimRequest, Reclaimer, StreamId,
+    OutOfMemoryError, ReclaimLevel, ReclaimRequest, Reclaimer, StreamId, StreamWaits,
 };
 
 const MIB: u64 = 1 << 20;
@@ -88,6 +88,8 @@ fn the_largest_allocation_is_the_same_with_and_without_empty_cache() {
 #[test]
 fn streams_are_waited_for_and_the_lists_searched_again() {
     for allocator in allocators(512 * MIB) {
+        let never = AllocatorOptions::new().with_stream_waits(StreamWaits::Never);
+        allocator.change_options(&never).unwrap();
         let device = allocator.device().clone();
         let other = device.create_stream(0).unwrap();
         let block = allocator.alloc(512 * MIB, S0).unwrap();
@@ -489,5 +491,106 @@ fn memory_that_work_still_uses_is_not_taken_from_under_it() {
         assert_eq!(device.errors(), Vec::<String>::new());
         drop((large, keep));
         allocator.check_invariants(CheckLevel::Device).unwrap();
+    }
+}
+
+/// A reclaimer that gives nothing, and says how much it could.
+struct Idle(ReclaimLevel, u64);
+
+impl Reclaimer for Idle {
+    fn name(&self) -> &str {
+        match self.0 {
+            ReclaimLevel::Purge => "purge",
+            ReclaimLevel::Collect => "collect",
+            _ => "spill",
+        }
+    }
+
+    fn level(&self) -> ReclaimLevel {
+        self.0
+    }
+
+    fn at_most(&self) -> u64 {
+        self.1
+    }
+
+    fn reclaim(&self, _: &ReclaimRequest) -> u64 {
+        0
+    }
+}
+
+/// An allocation that fails goes by every rung, in this order.
+#[test]
+fn the_rungs_come_in_their_order() {
+    for allocator in allocators(512 * MIB) {
+        for level in [
+            ReclaimLevel::Spill,
+            ReclaimLevel::Collect,
+            ReclaimLevel::Purge,
+        ] {
+            allocator.add_reclaimer(Arc::new(Idle(level, u64::MAX)));
+        }
+        let keep = [300, 90].map(|mib| allocator.alloc(mib * MIB, S0).unwrap());
+        drop(allocator.alloc(33 * MIB, S0).unwrap());
+        let error = out_of_memory(allocator.alloc(200 * MIB, S0));
+        let rungs: Vec<String> = error.rungs.iter().map(|rung| rung.rung.key()).collect();
+        let mut wanted = vec!["thread_caches", "finished_events", "stream_waits"];
+        let has_pages = rungs.contains(&"move_pages".to_owned());
+        wanted.extend(has_pages.then_some("move_pages"));
+        wanted.push("reclaimer purge");
+        wanted.extend((!has_pages).then_some("release_cached"));
+        wanted.extend(["wait_for_streams", "reclaimer collect", "reclaimer spill"]);
+        assert_eq!(rungs, wanted, "{error}");
+        drop(keep);
+    }
+}
+
+#[test]
+fn a_reclaimer_that_cannot_give_enough_is_not_called() {
+    for allocator in allocators(512 * MIB) {
+        allocator.add_reclaimer(Arc::new(Idle(ReclaimLevel::Collect, 99 * MIB)));
+        let _keep = allocator.alloc(412 * MIB, S0).unwrap();
+        for (mib, is_called) in [(199, true), (200, false)] {
+            let error = out_of_memory(allocator.alloc(mib * MIB, S0));
+            let rung = error.rungs.last().unwrap();
+            assert_eq!(rung.outcome == RungOutcome::Tried, is_called, "{error}");
+        }
+    }
+}
+
+/// What the caches of threads give, streams that are asked, pages that are moved: each is counted, and
+/// has its keys.
+#[test]
+fn each_rung_is_counted_with_what_it_gave() {
+    for allocator in allocators(64 * MIB) {
+        let device = allocator.device().clone();
+        let side = device.create_stream(0).unwrap();
+        for _ in 0..3 {
+            drop(allocator.alloc(100_000, S0).unwrap());
+        }
+        let blocks = [20, 1, 20].map(|mib| allocator.alloc(mib * MIB, S0).unwrap());
+        let [first, keep, second] = blocks;
+        drop(second);
+        device.synchronize().unwrap();
+        drop(allocator.alloc(20 * MIB, side).unwrap());
+        drop(first);
+        let large = allocator.alloc(42 * MIB, S0);
+        let stats = allocator.stats();
+        let keys: std::collections::HashMap<_, _> = stats.torch_keys().into_iter().collect();
+        for (rung, totals) in stats.all_rungs() {
+            let key = |face| keys[&format!("rung.{}.{face}", rung.key())];
+            assert_eq!(key("num_tried"), totals.num_tried);
+            assert_eq!(key("bytes_freed"), totals.bytes_freed);
+            assert_eq!(key("microseconds"), totals.microseconds);
+        }
+        let caches = stats.rungs[&Rung::ThreadCaches];
+        assert_eq!((caches.num_tried, caches.bytes_freed), (1, 100_352));
+        let asked = stats.rungs[&Rung::FinishedEvents];
+        assert!(asked.num_tried >= 1 && asked.bytes_freed >= 20 * MIB);
+        let pages = stats.rungs.get(&Rung::MovePages);
+        let moved = pages.map_or(0, |totals| totals.bytes_freed);
+        assert_eq!(moved, stats.num_pages_moved * 2 * MIB);
+        assert_eq!(moved > 0, stats.num_pages_moved > 0);
+        drop((keep, large));
     }
 }

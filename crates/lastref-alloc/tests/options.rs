@@ -110,7 +110,7 @@ fn the_slack_and_the_wait_are_settings_too() {
         "there is slack for new ones"
     );
     for (wait, waits) in [("True", 1), ("False", 0)] {
-        let allocator = with(&format!("wait_before_growing:{wait}"));
+        let allocator = with(&format!("stream_waits:never,wait_before_growing:{wait}"));
         let device = allocator.device().clone();
         let side = device.create_stream(0).unwrap();
         let block = allocator.alloc(40 * MIB, side).unwrap();

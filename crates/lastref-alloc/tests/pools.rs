@@ -4,7 +4,7 @@
 
 use std::thread;
 
-use lastref_alloc::ladder::{Rung, RungOutcome, RungReport};
+use lastref_alloc::ladder::{Rung, RungReport};
 use lastref_alloc::sim::{Call, SimDevice, SimOptions};
 use lastref_alloc::{
     AllocError, AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, DevicePtr,
@@ -343,8 +343,8 @@ fn what_a_graph_uses_stays_until_its_pool_is_closed() {
             AllocError::OutOfMemory(error) => *error,
             error => panic!("{error}"),
         };
-        let tried = |rung: &RungReport| rung.outcome == RungOutcome::Tried;
-        assert!(!error.rungs.iter().any(tried), "nothing to try: {error}");
+        let gave = |rung: &RungReport| rung.bytes_freed > 0;
+        assert!(!error.rungs.iter().any(gave), "nothing that helps: {error}");
         pool.empty_cache().unwrap();
         allocator.empty_cache().unwrap();
         assert!(pool.stats().reserved_bytes.current >= 100 * MIB);

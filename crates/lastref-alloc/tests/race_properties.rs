@@ -2,8 +2,9 @@
 //! check switched off one is found at once.
 //!
 //! A program allocates and frees on two threads, from private pools and the default one, uses blocks on any stream, makes streams wait for
-//! each other, records streams or waits instead, synchronises, empties the cache, lets device calls
-//! fail and destroys streams. It is correct by construction: before a stream uses a block, it is
+//! each other, through the allocator or past it, records events again and waits for them on either side,
+//! records streams or waits instead, synchronises, empties the cache, lets device calls fail and destroys streams,
+//! some of them without a word. It is correct by construction: before a stream uses a block, it is
 //! made to wait for the stream that the block belongs to and for the uses that it conflicts with;
 //! before a block is dropped, each stream that used it was recorded, or is waited for.
 #![expect(clippy::unwrap_used, reason = "an error here is a failed test")]
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use lastref_alloc::sim::{Call, Fault, KernelUse, SimDevice, SimOptions};
 use lastref_alloc::{
     AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, EventId, MemPool,
-    StreamId,
+    StreamId, StreamWaits,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -26,6 +27,7 @@ const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 64 * MIB;
 const NUM_STREAMS: usize = 3;
 const NUM_POOLS: usize = 2;
+const NUM_EVENTS: usize = 3;
 
 /// What makes it safe to drop a block that another stream than its own has used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,9 +61,23 @@ enum Op {
         care: Care,
     },
     EmptyCache,
+    /// Others may destroy this stream without a word.
+    Foreign(usize),
     Destroy {
         stream: usize,
     },
+    Record {
+        event: usize,
+        stream: usize,
+    },
+    Wait {
+        event: usize,
+        stream: usize,
+    },
+    /// On the host.
+    Await(usize),
+    Query(usize),
+    QueryStream(usize),
     Synchronize(Option<usize>),
     Step,
     LateEvents(u32),
@@ -99,7 +115,13 @@ fn ops() -> impl Strategy<Value = Op> {
         12 => (any::<usize>(), stream(), any::<bool>(), care)
             .prop_map(|(at, stream, writes, care)| Op::Use { at, stream, writes, care }),
         1 => Just(Op::EmptyCache),
+        1 => stream().prop_map(Op::Foreign),
         1 => stream().prop_map(|stream| Op::Destroy { stream }),
+        3 => (0..NUM_EVENTS, stream()).prop_map(|(event, stream)| Op::Record { event, stream }),
+        4 => (0..NUM_EVENTS, stream()).prop_map(|(event, stream)| Op::Wait { event, stream }),
+        1 => (0..NUM_EVENTS).prop_map(Op::Await),
+        1 => (0..NUM_EVENTS).prop_map(Op::Query),
+        1 => stream().prop_map(Op::QueryStream),
         1 => prop::option::of(stream()).prop_map(Op::Synchronize),
         2 => Just(Op::Step),
         1 => (0..3_u32).prop_map(Op::LateEvents),
@@ -157,6 +179,10 @@ struct Program {
     device: SimDevice,
     allocator: CachingAllocator<SimDevice>,
     streams: Vec<StreamId>,
+    foreign: Vec<StreamId>,
+    /// Recorded again and again.
+    events: Vec<EventId>,
+    num_recorded: u64,
     pools: Vec<MemPool<SimDevice>>,
     held: Vec<Held>,
     worker: Worker,
@@ -166,7 +192,15 @@ impl Program {
     fn new(backing: Backing, seed: u64, checked: bool) -> Self {
         let options = SimOptions::new(CAPACITY).with_races(true);
         let device = SimDevice::new(options.with_seed(seed)).unwrap();
-        let options = AllocatorOptions::new().with_backing(backing);
+        let waits = [
+            StreamWaits::Never,
+            StreamWaits::AtLimit,
+            StreamWaits::BeforeGrowing,
+        ];
+        let options = AllocatorOptions::new()
+            .with_backing(backing)
+            .with_wait_before_growing(seed.is_multiple_of(2))
+            .with_stream_waits(waits[usize::try_from(seed % 3).unwrap()]);
         let allocator = CachingAllocator::with_options(device.clone(), &options);
         if !checked {
             allocator.disable_clock_check();
@@ -174,29 +208,44 @@ impl Program {
         let pools = (0..NUM_POOLS).map(|_| allocator.create_pool()).collect();
         let mut streams = vec![StreamId::DEFAULT];
         streams.extend((1..NUM_STREAMS).map(|_| device.create_stream(0).unwrap()));
+        let events = (0..NUM_EVENTS).map(|_| device.create_event().unwrap());
+        let events = events.collect();
         Self {
             device,
             allocator,
             streams,
+            foreign: Vec::new(),
+            events,
+            num_recorded: 0,
             pools,
             held: Vec::new(),
             worker: Worker::new(),
         }
     }
 
-    fn recorded(&self, stream: StreamId) -> EventId {
+    /// Whether the next event goes through the allocator. Not each does.
+    fn is_told(&mut self) -> bool {
+        self.num_recorded += 1;
+        !self.num_recorded.is_multiple_of(3)
+    }
+
+    fn recorded(&mut self, stream: StreamId) -> EventId {
         let event = self.device.create_event().unwrap();
-        self.device.record_event(event, stream).unwrap();
+        if self.is_told() {
+            self.allocator.record_event(event, stream).unwrap();
+        } else {
+            self.device.record_event(event, stream).unwrap();
+        }
         event
     }
 
-    fn stream_waits(&self, stream: StreamId, after: After) {
+    fn stream_waits(&mut self, stream: StreamId, after: After) {
         let event = match after {
             After::Stream(other) if other == stream => return,
             After::Stream(other) => self.recorded(other),
             After::Event(event) => event,
         };
-        self.device.wait_event(stream, event).unwrap();
+        self.allocator.wait_event(stream, event).unwrap();
     }
 
     fn is_alive(&self, stream: StreamId) -> bool {
@@ -206,12 +255,14 @@ impl Program {
     fn use_block(&mut self, at: usize, stream: StreamId, writes: bool, care: Care) {
         let held = &self.held[at];
         let own = held.block.stream();
-        self.stream_waits(stream, held.writer);
+        let mut earlier = vec![held.writer];
         if writes {
-            for reader in &held.readers {
-                self.stream_waits(stream, *reader);
-            }
+            earlier.extend(&held.readers);
         }
+        for after in earlier {
+            self.stream_waits(stream, after);
+        }
+        let held = &self.held[at];
         let (ptr, bytes) = (held.block.ptr(), held.block.requested_bytes());
         let used = if writes {
             KernelUse::write(ptr, bytes)
@@ -223,10 +274,10 @@ impl Program {
             let event = self.recorded(stream);
             match care {
                 Care::StreamWaits if self.is_alive(own) => {
-                    self.device.wait_event(own, event).unwrap();
+                    self.allocator.wait_event(own, event).unwrap();
                 }
-                Care::RecordStream if held.block.record_stream(stream).is_ok() => {}
-                _ => self.device.synchronize_event(event).unwrap(),
+                Care::RecordStream if self.held[at].block.record_stream(stream).is_ok() => {}
+                _ => self.allocator.synchronize_event(event).unwrap(),
             }
         }
         let held = &mut self.held[at];
@@ -242,7 +293,7 @@ impl Program {
     fn destroy(&mut self, at: usize) {
         let old = self.streams[at];
         let event = self.recorded(old);
-        if self.allocator.retire_stream(old).is_err() {
+        if !self.foreign.contains(&old) && self.allocator.retire_stream(old).is_err() {
             return;
         }
         self.device.destroy_stream(old).unwrap();
@@ -312,10 +363,33 @@ impl Program {
             Op::EmptyCache => {
                 let _ = self.allocator.empty_cache();
             }
+            Op::Foreign(stream) => {
+                let stream = self.streams[stream];
+                self.allocator.set_foreign_stream(stream).unwrap();
+                self.foreign.push(stream);
+            }
             Op::Destroy { stream } if stream > 0 => self.destroy(stream),
-            Op::Synchronize(None) => self.device.synchronize().unwrap(),
+            Op::Record { event, stream } => {
+                let (event, stream) = (self.events[event], self.streams[stream]);
+                self.allocator.record_event(event, stream).unwrap();
+            }
+            Op::Wait { event, stream } => {
+                let (event, stream) = (self.events[event], self.streams[stream]);
+                self.allocator.wait_event(stream, event).unwrap();
+            }
+            Op::Await(event) => self
+                .allocator
+                .synchronize_event(self.events[event])
+                .unwrap(),
+            Op::Query(event) => {
+                self.allocator.query_event(self.events[event]).unwrap();
+            }
+            Op::QueryStream(stream) => {
+                self.allocator.query_stream(self.streams[stream]).unwrap();
+            }
+            Op::Synchronize(None) => self.allocator.synchronize().unwrap(),
             Op::Synchronize(Some(stream)) => {
-                self.device
+                self.allocator
                     .synchronize_stream(self.streams[stream])
                     .unwrap();
             }

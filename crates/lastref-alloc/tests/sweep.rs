@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use lastref_alloc::sim::{Call, Fault, SimDevice, SimOptions};
 use lastref_alloc::{
     AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, FillValue, StreamId,
+    StreamWaits,
 };
 use lastref_snapshot::trace::{OperationKind, Trace};
 
@@ -93,10 +94,16 @@ impl Run {
     }
 
     /// Does what the trace says, as far as it can. Each block is written to, on its stream.
-    fn go(trace: &Trace, capacity: u64, backing: Backing, fault: Option<Fault>) -> Self {
+    fn go(
+        trace: &Trace,
+        capacity: u64,
+        (backing, waits): (Backing, StreamWaits),
+        fault: Option<Fault>,
+    ) -> Self {
         let device = SimDevice::new(SimOptions::new(capacity)).unwrap();
         let options = AllocatorOptions::new()
             .with_backing(backing)
+            .with_stream_waits(waits)
             .with_history(50);
         let other = device.create_stream(0).unwrap();
         let mut run = Self {
@@ -162,12 +169,12 @@ impl Run {
 }
 
 /// On devices with so many per cent of the peak of live memory.
-fn sweep(backing: Backing, per_cent: u64, must_see: &[Call]) {
+fn sweep(kind: (Backing, StreamWaits), per_cent: u64, must_see: &[Call]) {
     let mut failed = 0;
     for (seed, num_operations) in [(1, 40), (2, 80), (3, 160)] {
         let trace = trace(seed, num_operations);
         let capacity = (trace.peak_live_bytes() * per_cent / 100).next_multiple_of(2 * MIB);
-        let sound = Run::go(&trace, capacity, backing, None);
+        let sound = Run::go(&trace, capacity, kind, None);
         let counters = sound.device.counters();
         if num_operations == 160 {
             for call in must_see {
@@ -180,7 +187,7 @@ fn sweep(backing: Backing, per_cent: u64, must_see: &[Call]) {
             for full in [false, true] {
                 let fault = Fault::nth_of_any(n);
                 let fault = if full { fault.out_of_memory() } else { fault };
-                let run = Run::go(&trace, capacity, backing, Some(fault));
+                let run = Run::go(&trace, capacity, kind, Some(fault));
                 failed += u32::from(run.failures > failures);
                 run.end(capacity);
             }
@@ -189,14 +196,20 @@ fn sweep(backing: Backing, per_cent: u64, must_see: &[Call]) {
     assert!(failed > 20, "only {failed} failures were seen by a caller");
 }
 
+const NEVER: StreamWaits = StreamWaits::Never;
+const WAITS: StreamWaits = StreamWaits::BeforeGrowing;
+
 #[test]
 fn virtual_memory_survives_the_failure_of_every_call() {
     let calls = [Call::UnmapPage, Call::CreatePage, Call::QueryEvent];
-    sweep(Backing::Auto, 102, &calls);
+    sweep((Backing::Auto, NEVER), 102, &calls);
+    let calls = [Call::CreatePage, Call::QueryEvent, Call::WaitEvent];
+    sweep((Backing::Auto, WAITS), 102, &calls);
 }
 
 #[test]
 fn segments_survive_the_failure_of_every_call() {
     let calls = [Call::AllocSegment, Call::FreeSegment, Call::QueryEvent];
-    sweep(Backing::Segments, 130, &calls);
+    sweep((Backing::Segments, NEVER), 130, &calls);
+    sweep((Backing::Segments, WAITS), 130, &[]);
 }

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use anstyle::Style;
 use anyhow::{Context, anyhow};
 use clap::Args;
-use lastref::alloc::ladder::RungTotals;
 use lastref::alloc::replay::{
     OutOfMemory, ReplayError, ReplayOptions, ReplayReport, Smallest, peak_live_bytes, replay,
     smallest,
@@ -60,7 +59,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
 
-    /// Also print the allocator's statistics and the device's calls, to standard error
+    /// Also print how the allocator came by the memory, its statistics and the device's calls, to
+    /// standard error
     #[arg(long, short)]
     verbose: bool,
 }
@@ -77,7 +77,61 @@ struct Json<'a> {
     nanoseconds_per_operation: f64,
     out_of_memory: Option<JsonOutOfMemory<'a>>,
     #[serde(flatten)]
+    ways: Ways,
+    #[serde(flatten)]
     smallest: Option<JsonSmallest>,
+}
+
+/// How the allocator came by the memory.
+#[derive(Serialize)]
+struct Ways {
+    /// Of all allocations, how many a thread's own cache served.
+    thread_cache_hit_rate: f64,
+    pages_created: u64,
+    pages_moved: u64,
+    segments_allocated: u64,
+    /// Before growing and before an error, on the host.
+    host_waits: u64,
+    /// Made by one stream for another, on the device.
+    device_waits: u64,
+    /// In the order of the ladder.
+    rungs: Vec<JsonRung>,
+}
+
+#[derive(Serialize)]
+struct JsonRung {
+    rung: String,
+    times: u64,
+    failed: u64,
+    bytes: u64,
+    microseconds: u64,
+}
+
+impl Ways {
+    fn of(allocator: &CachingAllocator<SimDevice>) -> Self {
+        let stats = allocator.stats();
+        let counters = allocator.device().counters();
+        let allocations = stats.allocation.all.allocated;
+        Self {
+            thread_cache_hit_rate: stats.num_thread_cache_hits as f64 / allocations.max(1) as f64,
+            pages_created: counters.calls(Call::CreatePage),
+            pages_moved: stats.num_pages_moved,
+            segments_allocated: counters.calls(Call::AllocSegment),
+            host_waits: stats.num_sync_all_streams,
+            device_waits: stats.num_stream_waits,
+            rungs: stats
+                .all_rungs()
+                .iter()
+                .map(|(rung, totals)| JsonRung {
+                    rung: rung.key(),
+                    times: totals.num_tried,
+                    failed: totals.num_failed,
+                    bytes: totals.bytes_freed,
+                    microseconds: totals.microseconds,
+                })
+                .collect(),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -142,7 +196,7 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         error => Failure::No(anyhow!(error).context(format!("replaying {name}"))),
     })?;
     if arguments.json {
-        serde_json::to_writer(&mut *out, &json(&report, smallest.as_ref()))
+        serde_json::to_writer(&mut *out, &json(&report, smallest.as_ref(), &allocator))
             .map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
@@ -263,27 +317,65 @@ fn find_smallest(
     })
 }
 
-/// Writes the allocator's statistics under torch's keys, and the device's calls.
+/// Writes how the allocator came by the memory, its statistics under torch's keys, and the device's calls.
 fn write_details(out: &mut impl Write, allocator: &CachingAllocator<SimDevice>) -> io::Result<()> {
-    writeln!(out, "\nallocator")?;
-    let stats = allocator.stats();
-    for (key, value) in stats.torch_keys() {
-        writeln!(out, "  {key:<40} {value:>15}")?;
+    let ways = Ways::of(allocator);
+    writeln!(out, "\nhow the memory was come by")?;
+    let lines = [
+        (
+            "thread cache",
+            format!("{:.1} %", ways.thread_cache_hit_rate * 100.0),
+            "of all allocations, without the heap and its lock",
+        ),
+        (
+            "pages created",
+            grouped(ways.pages_created),
+            "of virtual memory, 2 MiB each",
+        ),
+        (
+            "pages moved",
+            grouped(ways.pages_moved),
+            "idle ones, to where they were needed, instead of creating more",
+        ),
+        (
+            "segments",
+            grouped(ways.segments_allocated),
+            "obtained, where there is no virtual memory",
+        ),
+        (
+            "host waits",
+            grouped(ways.host_waits),
+            "for streams, before growing past the slack or before an error",
+        ),
+        (
+            "device waits",
+            grouped(ways.device_waits),
+            "of a stream for another, to be given its free memory",
+        ),
+    ];
+    for (name, value, meaning) in lines {
+        write_line(out, name, &value, meaning)?;
     }
-    for (rung, totals) in &stats.rungs {
-        let RungTotals {
-            num_tried,
-            bytes_freed,
-            microseconds,
-            ..
-        } = totals;
+    writeln!(out, "\nwhat each rung gave")?;
+    writeln!(
+        out,
+        "  {:<24} {:>9} {:>7} {:>12} {:>12}",
+        "rung", "times", "failed", "bytes", "us"
+    )?;
+    for rung in &ways.rungs {
         writeln!(
             out,
-            "  ladder: {rung}: {} times, gave {}, took {} us",
-            grouped(*num_tried),
-            Bytes(*bytes_freed),
-            grouped(*microseconds)
+            "  {:<24} {:>9} {:>7} {:>12} {:>12}",
+            rung.rung,
+            grouped(rung.times),
+            grouped(rung.failed),
+            Bytes(rung.bytes).to_string(),
+            grouped(rung.microseconds)
         )?;
+    }
+    writeln!(out, "\nallocator")?;
+    for (key, value) in allocator.stats().torch_keys() {
+        writeln!(out, "  {key:<40} {value:>15}")?;
     }
     writeln!(out, "\ndevice calls, with those of --verify")?;
     let counters = allocator.device().counters();
@@ -296,7 +388,11 @@ fn write_details(out: &mut impl Write, allocator: &CachingAllocator<SimDevice>) 
     Ok(())
 }
 
-fn json<'a>(report: &'a ReplayReport, smallest: Option<&Smallest>) -> Json<'a> {
+fn json<'a>(
+    report: &'a ReplayReport,
+    smallest: Option<&Smallest>,
+    allocator: &CachingAllocator<SimDevice>,
+) -> Json<'a> {
     Json {
         operations: report.operations,
         peak_live_bytes: report.peak_live_bytes,
@@ -317,6 +413,7 @@ fn json<'a>(report: &'a ReplayReport, smallest: Option<&Smallest>) -> Json<'a> {
                 requested_bytes: out_of_memory.requested,
                 message: out_of_memory.error.to_string(),
             }),
+        ways: Ways::of(allocator),
         smallest: smallest.map(|smallest| JsonSmallest {
             smallest_bytes: smallest.bytes,
             smallest_over_live: smallest.over_live(),

@@ -114,6 +114,13 @@ fn a_replay_reports_these_keys_and_no_others() {
         "device_microseconds",
         "nanoseconds_per_operation",
         "out_of_memory",
+        "thread_cache_hit_rate",
+        "pages_created",
+        "pages_moved",
+        "segments_allocated",
+        "host_waits",
+        "device_waits",
+        "rungs",
     ];
     expected.sort_unstable();
     let mut found = keys(&json);
@@ -341,9 +348,56 @@ fn details_go_to_standard_error() {
     let done = replay("alloc,1,5000000,0,p,a\n", &["--verbose", "--json"]);
     assert_eq!(done.status, 0);
     done.json();
-    for text in ["allocated_bytes.all.peak", "create_page"] {
+    for text in [
+        "thread cache             0.0 %",
+        "pages created                3",
+        "host waits                   0",
+        "device waits                 0",
+        "move_pages",
+        "rung.thread_caches.num_tried",
+        "allocated_bytes.all.peak",
+        "create_page",
+    ] {
         assert!(done.err.contains(text), "{text} is not in {done:?}");
     }
+}
+
+#[test]
+fn the_report_says_how_the_memory_was_come_by() {
+    let mut lines = String::new();
+    for id in 0..10 {
+        lines += &format!("alloc,{id},1000,0,p,a\nfree,{id},0,0,p,a\n");
+    }
+    lines += "alloc,20,20000000,0,p,a\nalloc,21,1000000,0,p,a\nfree,20,0,0,p,a\nalloc,22,30000000,0,p,a\n";
+    let json = replay(&lines, &["--json", "--capacity", "40MiB"]).json();
+    let rate = json["thread_cache_hit_rate"].as_f64().unwrap();
+    assert!((0.4..0.8).contains(&rate), "{json}");
+    assert!(json["pages_created"].as_u64().unwrap() <= 20);
+    assert!(json["pages_moved"].as_u64().unwrap() >= 5, "{json}");
+    // Nothing is submitted in a replay, so that pages are known to be idle as soon as it is asked.
+    assert_eq!(
+        (&json["host_waits"], &json["device_waits"]),
+        (&0.into(), &0.into())
+    );
+    let rungs = json["rungs"].as_array().unwrap();
+    let names: Vec<_> = rungs.iter().map(|r| r["rung"].as_str().unwrap()).collect();
+    let wanted = [
+        "thread_caches",
+        "finished_events",
+        "stream_waits",
+        "move_pages",
+        "release_cached",
+        "wait_for_streams",
+    ];
+    assert_eq!(names, wanted);
+    assert_eq!(rungs[0]["times"], 1);
+    assert_eq!(rungs[0]["bytes"], 1024);
+    let moved = rungs[3]["bytes"].as_u64().unwrap();
+    assert_eq!(moved, json["pages_moved"].as_u64().unwrap() * (2 << 20));
+
+    let segments = replay(&lines, &["--json", "--segments"]).json();
+    assert!(segments["segments_allocated"].as_u64().unwrap() >= 2);
+    assert_eq!(segments["pages_created"], 0);
 }
 
 #[test]
@@ -362,6 +416,9 @@ fn a_seed_gives_the_same_replay_again() {
         json.as_object_mut()
             .unwrap()
             .remove("nanoseconds_per_operation");
+        for rung in json["rungs"].as_array_mut().unwrap() {
+            rung.as_object_mut().unwrap().remove("microseconds");
+        }
         json
     };
     assert_eq!(of("7"), of("7"));

@@ -6,7 +6,8 @@
 //!
 //! A [`Spec`] says how many and how large: `8GiB`, `2x8GiB`, `11GB`, `11000MiB`, or plain bytes.
 //! `KB`, `MB`, `GB` and `TB` count in thousands, `KiB`, `MiB`, `GiB` and `TiB` in 1024ths. Capitals
-//! do not matter. A unit that could mean either, such as `G`, is refused.
+//! do not matter. A unit that could mean either, such as `G`, is refused. `8GiB,races=true` also looks for
+//! uses of memory that nothing puts in order; [`races`] has what was found.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,6 +27,7 @@ pub const VARIABLE: &str = "LASTREF_SIM";
 /// assert_eq!((spec.count(), spec.capacity_bytes()), (2, 8 << 30));
 /// assert_eq!("11GB".parse::<Spec>()?.capacity_bytes(), 11_000_000_000);
 /// assert_eq!(spec.to_string(), "2x8GiB");
+/// assert!("8GiB,races=true".parse::<Spec>()?.finds_races());
 /// assert!("8G".parse::<Spec>().is_err());
 /// # Ok::<(), lastref::Error>(())
 /// ```
@@ -33,6 +35,7 @@ pub const VARIABLE: &str = "LASTREF_SIM";
 pub struct Spec {
     count: u32,
     capacity_bytes: u64,
+    find_races: bool,
 }
 
 /// More devices than anybody needs; a larger number is a slip.
@@ -80,6 +83,20 @@ impl Spec {
         self.capacity_bytes
     }
 
+    /// Whether they look for races; see [`with_races`](Self::with_races).
+    #[must_use]
+    pub const fn finds_races(self) -> bool {
+        self.find_races
+    }
+
+    /// Chooses whether they look for uses of memory that nothing puts in order. Off at first: it costs a
+    /// few microseconds for each piece of work.
+    #[must_use]
+    pub const fn with_races(mut self, find_races: bool) -> Self {
+        self.find_races = find_races;
+        self
+    }
+
     fn checked(count: u32, capacity_bytes: u64) -> std::result::Result<Self, String> {
         if count == 0 || count > MAX_COUNT {
             return Err(format!("{count} devices, expected 1 to {MAX_COUNT}"));
@@ -92,6 +109,7 @@ impl Spec {
         Ok(Self {
             count,
             capacity_bytes,
+            find_races: false,
         })
     }
 
@@ -99,6 +117,18 @@ impl Spec {
     pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
         const EXAMPLE: &str = "expected a size such as 8GiB, 11GB or 2x8GiB";
         let lower = text.trim().to_ascii_lowercase();
+        let (lower, find_races) = match lower.split_once(',') {
+            Some((spec, switch)) => match switch.trim() {
+                "races=true" => (spec.trim().to_owned(), true),
+                "races=false" => (spec.trim().to_owned(), false),
+                other => {
+                    return Err(format!(
+                        "{other:?} is no switch, valid are races=true and races=false"
+                    ));
+                }
+            },
+            None => (lower, false),
+        };
         let (count, size) = match lower.split_once('x') {
             Some((count, size)) => (
                 count
@@ -134,12 +164,13 @@ impl Spec {
             .ok()
             .and_then(|number| number.checked_mul(bytes_in_unit))
             .ok_or_else(|| format!("{size:?} is more than 16TiB"))?;
-        Self::checked(count, capacity_bytes)
+        Ok(Self::checked(count, capacity_bytes)?.with_races(find_races))
     }
 
     pub(crate) fn devices(self) -> Result<Vec<SimDevice>> {
         let name = format!("lastref simulated GPU ({})", gib(self.capacity_bytes));
         let options = SimOptions::new(self.capacity_bytes).with_name(name);
+        let options = options.with_races(self.find_races);
         Ok(SimDevice::group(vec![options; self.count as usize])?)
     }
 }
@@ -164,7 +195,11 @@ impl fmt::Display for Spec {
             .filter(|(_, bytes)| self.capacity_bytes.is_multiple_of(*bytes))
             .max_by_key(|(_, bytes)| *bytes)
             .unwrap_or((&"B", 1));
-        write!(f, "{}{name}", self.capacity_bytes / bytes)
+        write!(f, "{}{name}", self.capacity_bytes / bytes)?;
+        if self.find_races {
+            f.write_str(",races=true")?;
+        }
+        Ok(())
     }
 }
 
@@ -225,4 +260,24 @@ pub fn spec() -> Option<Spec> {
 pub fn device(index: u32) -> Option<SimDevice> {
     let runtime = runtime::active().ok()?;
     runtime.simulated.get(index as usize).cloned()
+}
+
+/// The races that were found so far, where [`Spec::with_races`] or `LASTREF_SIM=8GiB,races=true` asks for
+/// that: each says what happened, where, and the cure. Empty before the first use of a device.
+///
+/// ```
+/// use lastref::{Device, Tensor, cuda, sim};
+/// sim::enable("8GiB,races=true")?;
+/// let side = cuda::Stream::new()?;
+/// let tensor = Tensor::zeros_with([1 << 20], Device::Cuda(0))?;
+/// side.scope(|| tensor.fill_(1.0))??;
+/// assert!(sim::races()[0].starts_with("race between stream 0 and stream"));
+/// # Ok::<(), lastref::Error>(())
+/// ```
+#[must_use]
+pub fn races() -> Vec<String> {
+    // All devices look together, so that any one knows of all.
+    let first = runtime::started().and_then(|runtime| runtime.simulated.first());
+    let found = first.map(SimDevice::races).unwrap_or_default();
+    found.iter().map(ToString::to_string).collect()
 }

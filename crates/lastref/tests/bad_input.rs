@@ -301,6 +301,10 @@ fn simulated_gpus_that_cannot_be_read() {
         ("17TiB", "expected 2MiB to 16TiB"),
         ("99999999999999999999GiB", "more than 16TiB"),
         ("99999999999TiB", "more than 16TiB"),
+        ("8GiB,races", "valid are races=true and races=false"),
+        ("8GiB,races=yes", "\"races=yes\" is no switch"),
+        ("8GiB,races=true,races=true", "is no switch"),
+        (",races=true", "does not begin with a number"),
     ] {
         let text = refused(|| bad.parse::<sim::Spec>());
         assert_text!(text, why, &format!("simulated GPU={bad:?}"));
@@ -313,6 +317,8 @@ fn simulated_gpus_that_cannot_be_read() {
         ("8192MiB", "8GiB", 8 << 30),
         ("3000001", "3000001B", 3_000_001),
         ("4000 kb", "4MB", 4_000_000),
+        ("8GiB , races=TRUE", "8GiB,races=true", 8 << 30),
+        ("8GiB,races=false", "8GiB", 8 << 30),
     ] {
         let spec: sim::Spec = good.parse().unwrap();
         assert_eq!((spec.count(), spec.capacity_bytes()), (1, bytes));

@@ -295,3 +295,25 @@ fn copies_between_two_storages_on_the_same_memory_read_before_they_write() {
         assert_eq!(again.to_vec::<i16>().unwrap(), expected);
     }
 }
+
+#[test]
+fn memory_goes_without_asking_to_a_stream_that_waits_for_the_one_it_was_freed_on() {
+    let _turn = turn(TWO);
+    let (a, b) = (cuda::Stream::new().unwrap(), cuda::Stream::new().unwrap());
+    let make = |stream: &cuda::Stream| {
+        let tensor = stream.scope(|| Tensor::empty_with([48 * MIB], (DType::U8, GPU)).unwrap());
+        tensor.unwrap()
+    };
+    let tensor = make(&a);
+    let at = tensor.data_ptr();
+    hold(&a);
+    a.scope(|| tensor.fill_(1).unwrap()).unwrap();
+    drop(tensor);
+    b.wait_stream(&a).unwrap();
+    let device = lastref::sim::device(0).unwrap();
+    let asked = device.counters().calls(Call::QueryEvent);
+    assert_eq!(make(&b).data_ptr(), at);
+    assert_eq!(device.counters().calls(Call::QueryEvent), asked);
+    assert!(!a.query().unwrap(), "and nobody waited");
+    a.synchronize().unwrap();
+}

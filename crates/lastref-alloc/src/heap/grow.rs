@@ -164,6 +164,14 @@ impl Heap {
         }
     }
 
+    /// The stamps of the free nodes that a growth takes something of.
+    pub(crate) fn stamps_in(&self, growth: &Growth) -> Vec<Stamps> {
+        let nodes = self.nodes_from(growth.first).map(|(_, node)| node);
+        let nodes = nodes.take_while(|node| node.addr < growth.addr + growth.bytes);
+        let free = nodes.filter(|node| node.state == State::Free);
+        free.map(|node| node.stamps.clone()).collect()
+    }
+
     /// Claims what a growth takes: whole free nodes and gaps, or the parts of them that it needs.
     /// Returns the claimed nodes in order; those that are [`State::Planned`] are to be mapped.
     pub(crate) fn claim(&mut self, growth: &Growth) -> SmallVec<[NodeId; 4]> {

@@ -96,7 +96,7 @@ impl State {
         page_bytes: u64,
         may_wait: bool,
     ) -> Result<NodeId, Miss> {
-        let growth = match self.plan(request) {
+        let growth = match self.plan(device, request) {
             Some(growth) => growth,
             None => {
                 let bytes = self
@@ -106,7 +106,7 @@ impl State {
                     .next_multiple_of(page_bytes);
                 let base = device.reserve_range(bytes)?;
                 self.heap.add_range(base.0, bytes);
-                self.plan(request).ok_or(Miss::Full)?
+                self.plan(device, request).ok_or(Miss::Full)?
             }
         };
         let mut claimed = self.heap.claim(&growth);
@@ -143,11 +143,42 @@ impl State {
         (with_busy, without_busy)
     }
 
-    fn plan(&self, request: &Request) -> Option<Growth> {
+    pub(super) fn plan(&self, device: &impl Device, request: &Request) -> Option<Growth> {
         let pool = PoolKind::for_size(request.bytes);
         self.heap.plan(pool, request.bytes, |stamps| {
-            self.clocks.covered(stamps, request.stream)
+            self.clocks.covered(device, stamps, request.stream)
         })
+    }
+
+    /// How many bytes may be obtained for `request` within the slack.
+    fn allowance(&self, request: &Request) -> u64 {
+        let peak = self
+            .peak_active()
+            .max(self.books.active_bytes().current() + request.bytes);
+        let slack = u128::from(peak) * u128::from(self.slack_per_mille) / 1000;
+        let slack = u64::try_from(slack).unwrap_or(u64::MAX);
+        peak.saturating_add(slack).saturating_sub(self.reserved())
+    }
+
+    /// The bytes of pages that could be had at the most: new ones, and idle ones of the pool at work.
+    pub(super) fn obtainable(&self, device: &impl Device) -> u64 {
+        let under_limit = self.limit.unwrap_or(u64::MAX);
+        let under_limit = under_limit.saturating_sub(self.reserved());
+        let info = device.memory_info();
+        let new = info.map_or(under_limit, |info| info.free_bytes.min(under_limit));
+        let idle: u64 = self.idle_pages().iter().map(|(_, s)| s.bytes).sum();
+        new.saturating_add(self.spare_bytes() + idle)
+    }
+
+    /// Whether memory from the device for `request` would put what is reserved over the slack.
+    pub(super) fn would_pass_slack(&self, device: &impl Device, request: &Request) -> bool {
+        let missing = if self.is_virtual() {
+            let growth = self.plan(device, request);
+            growth.map_or(request.bytes, |growth| growth.missing)
+        } else {
+            request.bytes.next_multiple_of(SEGMENT_GRANULARITY)
+        };
+        missing.saturating_sub(self.spare_bytes()) > self.allowance(request)
     }
 
     /// Sees to it that `missing` bytes of pages can be had, by moving idle ones where creating all
@@ -166,12 +197,7 @@ impl State {
         }
         let whole_pages = |bytes: u64| bytes - bytes % page_bytes;
         let reserved = self.reserved();
-        let peak = self
-            .peak_active()
-            .max(self.books.active_bytes().current() + request.bytes);
-        let slack = u128::from(peak) * u128::from(self.slack_per_mille) / 1000;
-        let slack = u64::try_from(slack).unwrap_or(u64::MAX);
-        let should_create = whole_pages(peak.saturating_add(slack).saturating_sub(reserved));
+        let should_create = whole_pages(self.allowance(request));
         let mut can_create = self.limit.unwrap_or(u64::MAX).saturating_sub(reserved);
         // Asking is cheap beside one page (6 us against 230 on an A100), and saves creating pages
         // up to the brim only to destroy them again. If the device does not say, we find out.
@@ -201,13 +227,18 @@ impl State {
         };
         let all_without_busy = without_busy + elsewhere.1;
         if must_move > with_busy + elsewhere.0 || must_move > all_without_busy && !may_wait {
+            self.note_skipped(
+                Rung::MovePages,
+                "idle pages are fewer than the request needs",
+            );
             return Err(Miss::Full);
         }
         let would_help = without_busy < should_move && without_busy < with_busy;
         if may_wait && (would_help || must_move > all_without_busy) {
-            return Err(Miss::Busy);
+            let is_full = must_move > all_without_busy;
+            return Err(Miss::Busy { is_full });
         }
-        let started = (must_move > 0).then(Instant::now);
+        let started = Instant::now();
         let mut moved = self.take_idle_pages(device, idle, should_move, page_bytes);
         if moved < must_move {
             let own = self.at_work();
@@ -218,18 +249,23 @@ impl State {
             });
         }
         self.stats.num_pages_moved += moved / page_bytes;
-        if let Some(started) = started {
-            let totals = self.stats.rungs.entry(Rung::MovePages).or_default();
-            totals.add(Ok::<_, ()>(moved), started.elapsed());
+        if moved > 0 {
+            self.note_tried(Rung::MovePages, started, Ok(moved));
         }
         Ok(())
     }
 
     /// Unmaps up to `bytes` bytes of pages of the pool at work that are known to be idle.
     fn move_pages_at_work(&mut self, device: &impl Device, bytes: u64, page_bytes: u64) -> u64 {
+        let idle = self.idle_pages();
+        self.take_idle_pages(device, idle, bytes, page_bytes)
+    }
+
+    /// Whole pages of the pool at work that are free, and known to be idle.
+    fn idle_pages(&self) -> Vec<(NodeId, Stretch)> {
         let mut idle = self.heap.free_pages();
         idle.retain(|(id, _)| self.clocks.finished(&self.heap.node(*id).stamps));
-        self.take_idle_pages(device, idle, bytes, page_bytes)
+        idle
     }
 
     /// Unmaps `bytes` bytes of idle pages, if there are as many, the coldest first. They become
@@ -371,12 +407,24 @@ impl State {
     /// it is known to be done: what was freed longest ago first. Returns how many bytes; the device
     /// calls that failed are counted, their memory stays cached.
     pub(crate) fn release_cached(&mut self, device: &impl Device, most: u64) -> u64 {
+        self.release(device, most, None)
+    }
+
+    /// Gives no more than `most` bytes of free memory back to the device that was freed last by the
+    /// free numbered `oldest`, as far as all work on it is known to be done: what was freed longest ago
+    /// first. Returns how many bytes.
+    pub(super) fn release_older(&mut self, device: &impl Device, most: u64, oldest: u64) -> u64 {
+        let whole = most - most % self.page_bytes.unwrap_or(1);
+        self.release(device, whole, Some(oldest))
+    }
+
+    fn release(&mut self, device: &impl Device, most: u64, oldest: Option<u64>) -> u64 {
         self.poll_streams(device);
         let before = self.reserved();
         let mut taken = self.spare_bytes();
         self.on_each(|state| {
             if taken < most && !state.is_kept() {
-                taken += state.release_at_work(device, most - taken);
+                taken += state.release_at_work(device, most - taken, oldest);
             }
         });
         self.destroy_spare_pages(device);
@@ -388,16 +436,29 @@ impl State {
     /// Takes `most` bytes of free memory, or a little more, from the pool at work, as far as all work
     /// on it is known to be done. Pages become spare, segments go back to the device. Returns how many
     /// bytes.
-    pub(super) fn release_at_work(&mut self, device: &impl Device, most: u64) -> u64 {
+    ///
+    /// With `oldest`, only what was freed last by the free of that number, and no more than `most`.
+    pub(super) fn release_at_work(
+        &mut self,
+        device: &impl Device,
+        most: u64,
+        oldest: Option<u64>,
+    ) -> u64 {
         match self.page_bytes {
             Some(page_bytes) => {
                 let whole = most.checked_next_multiple_of(page_bytes);
-                self.move_pages_at_work(device, whole.unwrap_or(u64::MAX), page_bytes)
+                let mut idle = self.idle_pages();
+                idle.retain(|(id, _)| self.is_older(*id, oldest));
+                self.take_idle_pages(device, idle, whole.unwrap_or(u64::MAX), page_bytes)
             }
             // Freeing a segment waits for the device.
             None if device.is_capturing() => 0,
-            None => self.release_segments(device, most),
+            None => self.release_segments(device, most, oldest),
         }
+    }
+
+    fn is_older(&self, id: NodeId, oldest: Option<u64>) -> bool {
+        oldest.is_none_or(|oldest| self.heap.node(id).stamps.tick() <= oldest)
     }
 
     pub(super) fn destroy_spare_pages(&mut self, device: &impl Device) {
@@ -411,9 +472,10 @@ impl State {
         }
     }
 
-    fn release_segments(&mut self, device: &impl Device, most: u64) -> u64 {
+    fn release_segments(&mut self, device: &impl Device, most: u64, oldest: Option<u64>) -> u64 {
         let mut idle = self.heap.free_segments();
         idle.retain(|id| self.clocks.finished(&self.heap.node(*id).stamps));
+        idle.retain(|id| self.is_older(*id, oldest));
         idle.sort_unstable_by_key(|id| self.heap.node(*id).stamps.tick());
         let mut released = 0;
         for id in idle {
@@ -422,6 +484,9 @@ impl State {
             }
             let node = self.heap.node(id);
             let (ptr, bytes) = (DevicePtr(node.addr), node.bytes);
+            if oldest.is_some() && bytes > most - released {
+                continue;
+            }
             if device.free_segment(ptr).is_ok() {
                 released += bytes;
                 self.stats.num_device_free += 1;

@@ -222,7 +222,7 @@ impl State {
         let before = self.reserved();
         self.on(pool, |state| {
             if !state.is_kept() {
-                state.release_at_work(device, u64::MAX);
+                state.release_at_work(device, u64::MAX, None);
             }
         });
         self.destroy_spare_pages(device);
@@ -238,7 +238,7 @@ impl State {
         closed.is_kept = false;
         self.num_closed += 1;
         self.poll_streams(device);
-        self.on(pool, |state| state.release_at_work(device, u64::MAX));
+        self.on(pool, |state| state.release_at_work(device, u64::MAX, None));
         self.destroy_spare_pages(device);
         self.remove_closed(device);
         self.book_totals();
@@ -252,7 +252,7 @@ impl State {
             let pool = self.private_pools[slot].as_ref();
             if pool.is_some_and(|pool| pool.is_closed) {
                 let pool = PoolId(u32::try_from(slot + 1).unwrap_or(0));
-                self.on(pool, |state| state.release_at_work(device, u64::MAX));
+                self.on(pool, |state| state.release_at_work(device, u64::MAX, None));
             }
         }
         self.remove_closed(device);

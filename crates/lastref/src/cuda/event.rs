@@ -44,7 +44,8 @@ impl Event {
     /// [`Error::InvalidArgument`] if it was recorded on another device before; the device's.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         let call = "event.record";
-        let device = runtime::device(call, stream.device())?.allocator.device();
+        let allocator = &runtime::device(call, stream.device())?.allocator;
+        let device = allocator.device();
         if self.0.get().is_none() {
             let id = device.create_event()?;
             if self.0.set((stream.device(), id)).is_err() {
@@ -64,7 +65,8 @@ impl Event {
                 ),
             ));
         }
-        Ok(device.record_event(id, stream.id())?)
+        // Through the allocator, which learns who comes after whom.
+        Ok(allocator.record_event(id, stream.id())?)
     }
 
     /// [`record`](Self::record) on the current stream of the current device.
@@ -86,7 +88,7 @@ impl Event {
             return Ok(true);
         };
         let entry = runtime::device("event.query", device)?;
-        Ok(entry.allocator.device().query_event(id)?)
+        Ok(entry.allocator.query_event(id)?)
     }
 
     /// Waits on the host until the work it stands for is done.
@@ -99,7 +101,7 @@ impl Event {
             return Ok(());
         };
         let entry = runtime::device("event.synchronize", device)?;
-        Ok(entry.allocator.device().synchronize_event(id)?)
+        Ok(entry.allocator.synchronize_event(id)?)
     }
 
     /// Makes work submitted to `stream` from now on wait for it. Does not wait on the host.
@@ -108,11 +110,16 @@ impl Event {
     ///
     /// The device's.
     pub fn wait(&self, stream: &Stream) -> Result<()> {
-        let Some(&(_, id)) = self.0.get() else {
+        let Some(&(device, id)) = self.0.get() else {
             return Ok(());
         };
-        let entry = runtime::device("event.wait", stream.device())?;
-        Ok(entry.allocator.device().wait_event(stream.id(), id)?)
+        let allocator = &runtime::device("event.wait", stream.device())?.allocator;
+        if device == stream.device() {
+            allocator.wait_event(stream.id(), id)?;
+        } else {
+            allocator.device().wait_event(stream.id(), id)?;
+        }
+        Ok(())
     }
 
     /// Milliseconds of device time from this event to `end`. Both must be recorded and done.
@@ -145,7 +152,7 @@ impl Drop for Event {
         {
             // An event that cannot be destroyed costs the driver a few bytes, and nobody can act
             // on it here.
-            let _ = entry.allocator.device().destroy_event(id);
+            let _ = entry.allocator.destroy_event(id);
         }
     }
 }

@@ -81,10 +81,7 @@ pub fn get_device_properties(device: impl Into<Option<u32>>) -> Result<DevicePro
 ///
 /// [`Error::NoSuchDevice`]; the device's.
 pub fn synchronize(device: impl Into<Option<u32>>) -> Result<()> {
-    Ok(entry("synchronize", device)?
-        .allocator
-        .device()
-        .synchronize()?)
+    Ok(entry("synchronize", device)?.allocator.synchronize()?)
 }
 
 /// Gives the cached memory of all devices back to them, where other programs can see it. Returns
@@ -107,6 +104,23 @@ pub fn empty_cache() -> Result<u64> {
         }
         Err(runtime::Missing::None) => Ok(0),
         Err(missing) => Err(missing.into_error("empty_cache")),
+    }
+}
+
+/// Gives cached memory of all devices back that was not used for as long as the setting `idle_trim_ms`
+/// says, and returns how many bytes that was. Nothing where it is not set.
+///
+/// The same happens by itself when tensors come and go. A server that may be idle for long calls this from
+/// a timer.
+///
+/// # Errors
+///
+/// If `LASTREF_SIM` cannot be read.
+pub fn trim() -> Result<u64> {
+    match runtime::active() {
+        Ok(runtime) => Ok(runtime.devices.iter().map(|e| e.allocator.trim()).sum()),
+        Err(runtime::Missing::None) => Ok(0),
+        Err(missing) => Err(missing.into_error("trim")),
     }
 }
 

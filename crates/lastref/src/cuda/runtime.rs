@@ -81,6 +81,11 @@ pub(crate) fn active() -> Result<&'static Runtime, Missing> {
     }
 }
 
+/// The runtime, if there is one by now.
+pub(crate) fn started() -> Option<&'static Runtime> {
+    RUNTIME.get()
+}
+
 /// The entry of one device.
 pub(crate) fn device(call: &'static str, index: u32) -> Result<&'static DeviceEntry> {
     let runtime = active().map_err(|missing| missing.into_error(call))?;

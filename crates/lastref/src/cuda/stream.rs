@@ -126,7 +126,7 @@ impl Stream {
     /// The device's.
     pub fn synchronize(&self) -> Result<()> {
         let entry = runtime::device("stream.synchronize", self.device)?;
-        Ok(entry.allocator.device().synchronize_stream(self.id)?)
+        Ok(entry.allocator.synchronize_stream(self.id)?)
     }
 
     /// Whether all its work so far is done. Does not wait.
@@ -136,7 +136,7 @@ impl Stream {
     /// The device's.
     pub fn query(&self) -> Result<bool> {
         let entry = runtime::device("stream.query", self.device)?;
-        Ok(entry.allocator.device().query_stream(self.id)?)
+        Ok(entry.allocator.query_stream(self.id)?)
     }
 
     /// Makes work submitted to this stream from now on wait for what `other` has now. Does not
