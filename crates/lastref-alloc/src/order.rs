@@ -12,7 +12,6 @@
 //! only if it was not recorded again meanwhile.
 
 use crate::allocator::CachingAllocator;
-use crate::clock::Reach;
 use crate::device::{Device, DeviceResult, EventId, StreamId};
 use crate::owner::lock;
 
@@ -48,7 +47,6 @@ impl<D: Device> CachingAllocator<D> {
     /// ```
     pub fn record_event(&self, event: EventId, stream: StreamId) -> DeviceResult<()> {
         let mut state = lock(&self.handle().state);
-        state.stamp_last();
         state.clocks.note_record(self.device(), event, stream)
     }
 
@@ -108,7 +106,6 @@ impl<D: Device> CachingAllocator<D> {
     /// The device's.
     pub fn query_stream(&self, stream: StreamId) -> DeviceResult<bool> {
         let mut state = lock(&self.handle().state);
-        state.stamp_last();
         let reach = state.clocks.reach_of(Some(stream));
         let is_done = self.device().query_stream(stream)?;
         if is_done {
@@ -124,7 +121,7 @@ impl<D: Device> CachingAllocator<D> {
     ///
     /// The device's.
     pub fn synchronize_stream(&self, stream: StreamId) -> DeviceResult<()> {
-        let reach = self.reach_of(Some(stream));
+        let reach = lock(&self.handle().state).clocks.reach_of(Some(stream));
         self.device().synchronize_stream(stream)?;
         lock(&self.handle().state).clocks.note_done(&reach);
         Ok(())
@@ -137,15 +134,9 @@ impl<D: Device> CachingAllocator<D> {
     ///
     /// The device's.
     pub fn synchronize(&self) -> DeviceResult<()> {
-        let reach = self.reach_of(None);
+        let reach = lock(&self.handle().state).clocks.reach_of(None);
         self.device().synchronize()?;
         lock(&self.handle().state).clocks.note_done(&reach);
         Ok(())
-    }
-
-    fn reach_of(&self, stream: Option<StreamId>) -> Reach {
-        let mut state = lock(&self.handle().state);
-        state.stamp_last();
-        state.clocks.reach_of(stream)
     }
 }

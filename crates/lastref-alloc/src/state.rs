@@ -221,7 +221,7 @@ impl State {
                 self.book_alloc(node, request);
                 return Some(node);
             }
-            self.free_entry(node);
+            self.give_back_last(Some(node));
         }
         self.search(device, request)
     }
@@ -296,10 +296,10 @@ impl State {
     pub(crate) fn visit_mine(&mut self, stream: StreamId, slot: StreamSlot, requested: u64) {
         let id = self.id;
         let visit = |this: &mut Self| {
-            // What is freed on a foreign stream must be stamped at once.
-            let may_keep = !this.clocks.is_foreign(slot);
-            thread_cache::visit_mine(id, may_keep.then_some((stream, slot)), requested, |inner| {
+            thread_cache::visit_mine(id, (stream, slot), requested, |inner| {
                 this.fold(inner);
+                // What is freed on a foreign stream must be stamped at once.
+                !this.clocks.is_foreign(slot)
             })
         };
         if !visit(self) {
@@ -353,12 +353,13 @@ impl State {
             this.fold(inner);
             inner.drain_to(0, &mut entries);
         });
-        entries.extend(self.freed_last.take());
-        let drained = entries.iter().map(|node| self.heap.node(*node).bytes).sum();
+        let kept = entries.iter().chain(&self.freed_last);
+        let bytes = kept.map(|id| self.heap.node(*id).bytes).sum();
+        self.free_last();
         for node in &entries {
             self.free_entry(*node);
         }
-        drained
+        bytes
     }
 
     /// Empties all caches, and keeps nothing in them until the next allocation on a stream.
@@ -395,15 +396,16 @@ impl State {
 
     /// Makes the block that was freed last free in the heap too.
     fn free_last(&mut self) {
-        if let Some(node) = self.freed_last.take() {
-            self.free_entry(node);
-        }
+        let last = self.freed_last.take();
+        self.give_back_last(last);
     }
 
-    /// Stamps the block that was freed last, so that what is noted now of its stream comes after it.
-    pub(crate) fn stamp_last(&mut self) {
-        if self.freed_last.is_some() {
-            self.on(PoolId::DEFAULT, Self::free_last);
+    /// Makes what was the block that was freed last free in the heap too. It is stamped and booked.
+    #[inline]
+    fn give_back_last(&mut self, last: Option<NodeId>) {
+        if let Some(id) = last {
+            let pool = self.heap.node(id).pool;
+            self.give_back(id, pool);
         }
     }
 
@@ -475,13 +477,13 @@ impl State {
         self.books.free(pool, bytes, requested);
         if is_alone {
             self.history.push_free(ptr.0, requested, own);
-            // What is freed on a foreign stream must be stamped at once.
-            if self.at_work == PoolId::DEFAULT && !self.clocks.is_foreign(own) {
-                if let Some(before) = self.freed_last.replace(id) {
-                    self.free_entry(before);
-                }
+            // Stamped now: what is recorded or waited for from now on covers this.
+            self.clocks.stamp(&mut self.heap.node_mut(id).stamps);
+            if self.at_work == PoolId::DEFAULT {
+                let before = self.freed_last.replace(id);
+                self.give_back_last(before);
             } else {
-                self.free_entry(id);
+                self.give_back(id, pool);
             }
         } else {
             self.free_recorded(id, pool);
@@ -510,8 +512,8 @@ impl State {
     fn complete_free(&mut self, id: NodeId, pool: PoolKind) {
         let clocks = &self.clocks;
         // Those that are not done come before what its own stream does from now on, and no other.
-        let is_done = |slot, tick| clocks.is_done(slot, tick);
-        self.heap.node_mut(id).stamps.forget_finished(is_done);
+        let stamps = &mut self.heap.node_mut(id).stamps;
+        stamps.forget_finished(|slot, tick| clocks.is_done(slot, tick));
         self.give_back(id, pool);
     }
 

@@ -493,25 +493,22 @@ fn with_mine<R>(allocator: u64, f: impl FnOnce(&mut Mine) -> R) -> Option<R> {
     attached.ok().flatten()
 }
 
-/// Visits this thread's cache for an allocator, which then keeps blocks of the stream too, if one is
-/// given. False if it has none. To be called under the state's lock, and what was counted is to be taken out.
+/// Visits this thread's cache for an allocator, which then keeps blocks of the stream too if `f` says
+/// so. False if it has none. To be called under the state's lock, and what was counted is to be taken out.
 pub(crate) fn visit_mine(
     allocator: u64,
-    stream: Option<(StreamId, StreamSlot)>,
+    (stream, slot): (StreamId, StreamSlot),
     requested: u64,
-    f: impl FnOnce(&mut Inner),
+    f: impl FnOnce(&mut Inner) -> bool,
 ) -> bool {
     let visited = with_mine(allocator, |mine| {
         mine.to_visit = false;
         mine.cache.with(|inner| {
-            f(inner);
-            if let Some((_, slot)) = stream {
+            if f(inner) {
                 inner.allow(slot);
             }
         });
-        if let Some((stream, slot)) = stream
-            && mine.slot(stream).is_none()
-        {
+        if mine.slot(stream).is_none() {
             mine.streams.push((stream, slot));
             // That was not asked for here, for want of a cache or of the stream.
             if let Ok(requested) = u32::try_from(requested) {

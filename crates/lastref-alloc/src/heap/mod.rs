@@ -465,6 +465,7 @@ impl Heap {
         debug_assert_eq!(node.state, State::Live);
         let fits = node.bytes == rounded(requested) && node.stamps.slot() == stream;
         if fits {
+            node.stamps = Stamps::held(stream);
             node.set_requested(requested);
         }
         fits

@@ -102,9 +102,6 @@ impl State {
         if self.clocks.is_event_due() {
             self.stats.num_device_errors += self.clocks.record_due(device);
         }
-        if self.trim.is_some() {
-            self.stamp_last();
-        }
         let tick = self.clocks.tick();
         let Some(trim) = &mut self.trim else { return };
         let now = trim.now();
@@ -118,7 +115,6 @@ impl State {
     /// Gives back what was not used for the age that is set, as far as all work on it is known to be
     /// done and more is cached than is to be kept. Returns how many bytes.
     pub(crate) fn trim(&mut self, device: &impl Device) -> u64 {
-        self.stamp_last();
         let tick = self.clocks.tick();
         let Some(trim) = &mut self.trim else { return 0 };
         let now = trim.now();
@@ -130,6 +126,7 @@ impl State {
         if most == 0 {
             return 0;
         }
+        self.free_last();
         let released = self.release_older(device, most, oldest);
         if released > 0 {
             self.stats.num_trims += 1;
