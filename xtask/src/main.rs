@@ -14,6 +14,7 @@
 //! | [`measured`] | the numbers and charts in the documents, written by the measurements |
 //! | [`snapshots`] | reading a large snapshot, measured |
 //! | [`gpu`] | the program that checks and measures a GPU, and its rehearsal |
+//! | [`web`] | the page of `lastref view`: checked, built and driven in a browser |
 //! | [`traces`] | where allocation traces are, and what replaying them must give |
 //!
 //! Nothing here is shared with the shipped crates: xtask calls what a user would call.
@@ -36,6 +37,7 @@ mod steps;
 mod suite;
 mod torch;
 mod traces;
+mod web;
 mod workspace;
 
 use std::path::PathBuf;

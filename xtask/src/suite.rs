@@ -13,6 +13,7 @@ use crate::rules;
 use crate::steps::Steps;
 use crate::torch;
 use crate::traces;
+use crate::web;
 use crate::workspace::Workspace;
 
 /// The size of the simulated GPU in examples.
@@ -264,6 +265,7 @@ fn slow(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
             .stdout()?;
         demonstrated(workspace, &said)
     })?;
+    web::test(workspace, steps)?;
     torch::test(workspace, steps)?;
     if command(workspace, "valgrind").args(["--version"]).works() {
         steps.step("valgrind on the first example", || valgrind(workspace))?;
