@@ -1,5 +1,6 @@
 //! `lastref standin`: what a program finds under it. The program is this test again.
 #![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::ffi::c_int;
 use std::path::{Path, PathBuf};

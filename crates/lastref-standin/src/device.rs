@@ -65,7 +65,7 @@ pub(crate) fn attribute(gpu: &Gpu, number: i32) -> Option<i32> {
         115 | 120 => yes,
         // There is no NUMA node.
         131 | 134 => -1,
-        1..=160 => 0,
+        _ if (1..=160).contains(&number) => 0,
         _ => return None,
     })
 }

@@ -206,7 +206,7 @@ fn get_proc_address(
     let found = names::driver_function(&symbol, version, flags & OWN_STREAM != 0);
     let (address, number) = match found {
         Found::At(address) => (address, 0),
-        Found::NotFound => (0, 1),
+        Found::Nowhere => (0, 1),
         Found::TooNew => (0, 2),
     };
     if address == 0 {

@@ -112,7 +112,7 @@ pub(crate) fn calls(name: &str) -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Found {
     At(u64),
-    NotFound,
+    Nowhere,
     /// It is there, and not in that version of CUDA.
     TooNew,
 }
@@ -121,7 +121,7 @@ pub(crate) enum Found {
 pub(crate) fn driver_function(symbol: &str, version: i32, per_thread: bool) -> Found {
     let missing = settings().map(|settings| &settings.missing);
     if missing.is_ok_and(|names| names.iter().any(|name| same(name, symbol))) {
-        return Found::NotFound;
+        return Found::Nowhere;
     }
     let oldest = [
         String::new(),
@@ -129,7 +129,7 @@ pub(crate) fn driver_function(symbol: &str, version: i32, per_thread: bool) -> F
         "_v3".to_owned(),
         "_v4".to_owned(),
     ];
-    let mut found = Found::NotFound;
+    let mut found = Found::Nowhere;
     for suffix in oldest {
         let name = format!("{symbol}{suffix}");
         let Some(export) = find(&name).filter(|export| export.entry.library == Library::Driver)
@@ -142,7 +142,7 @@ pub(crate) fn driver_function(symbol: &str, version: i32, per_thread: bool) -> F
             .map(|(_, since)| *since);
         let since = since.unwrap_or(if suffix == "_v2" { 3_020 } else { 0 });
         if since > version {
-            if found == Found::NotFound {
+            if found == Found::Nowhere {
                 found = Found::TooNew;
             }
             continue;
@@ -176,15 +176,12 @@ mod tests {
         assert_eq!(ask(11_030), at("cuStreamGetCaptureInfo_v2"));
         assert_eq!(ask(13_020), at("cuStreamGetCaptureInfo_v3"));
         assert_eq!(driver_function("cuMemCreate", 9_000, false), Found::TooNew);
-        assert_eq!(driver_function("cuFancy", 13_000, false), Found::NotFound);
+        assert_eq!(driver_function("cuFancy", 13_000, false), Found::Nowhere);
         assert_eq!(
             driver_function("cuMemcpyHtoDAsync", 13_000, true),
             at("cuMemcpyHtoDAsync_v2_ptsz")
         );
         // Only the driver's.
-        assert_eq!(
-            driver_function("cudaMalloc", 13_000, false),
-            Found::NotFound
-        );
+        assert_eq!(driver_function("cudaMalloc", 13_000, false), Found::Nowhere);
     }
 }

@@ -201,7 +201,7 @@ fn entry_point(
     let (address, number) = match names::driver_function(&symbol, version, flags & OWN_STREAM != 0)
     {
         Found::At(address) => (address, 0),
-        Found::NotFound => (0, 1),
+        Found::Nowhere => (0, 1),
         Found::TooNew => (0, 2),
     };
     if address == 0 {

@@ -1,5 +1,6 @@
 //! The driver's functions, called as C programs call them.
 
+#[macro_use]
 mod support;
 
 use std::ffi::{c_char, c_int, c_void};

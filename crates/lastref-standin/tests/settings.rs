@@ -1,5 +1,6 @@
 //! One test for each setting.
 
+#[macro_use]
 mod support;
 
 use std::ffi::{c_char, c_int};
