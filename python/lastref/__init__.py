@@ -31,7 +31,7 @@ if "t" in _sys.abiflags:
         "interpreter lock; use the build of CPython that has it"
     )
 
-from . import cuda, gc, sim
+from . import cuda, gc, sim, snapshot
 from ._lastref import (
     Event,
     OutOfMemoryError,
@@ -113,6 +113,7 @@ __all__ = [
     "ones_like",
     "short",
     "sim",
+    "snapshot",
     "tensor",
     "uint8",
     "zeros",

@@ -13,6 +13,7 @@ import threading
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from . import _cuda_memory as memory
 from . import _lastref
 from ._lastref import Event, MemPool, OutOfMemoryError, Stream
 from ._lastref import device as _Device
@@ -38,6 +39,7 @@ __all__ = [
     "max_memory_allocated",
     "max_memory_reserved",
     "mem_get_info",
+    "memory",
     "memory_allocated",
     "memory_reserved",
     "memory_snapshot",

@@ -9,6 +9,7 @@
 //! | `dtype`, `device` | the classes of these names, and arguments that stand for them |
 //! | `cuda` | streams, events, and what `lastref.cuda` and `lastref.sim` call |
 //! | `gc` | Python's cycle collector, run by lastref's; what `lastref.gc` calls |
+//! | `snapshot` | memory snapshots read and written, for `lastref.snapshot` |
 //! | `torch` | the C functions for the shim under PyTorch's allocator |
 //! | `heap` | the graph of Python's objects, for `lastref.torch.holders` |
 //! | `args`, `error` | shapes and numbers from Python; exceptions to Python |
@@ -27,6 +28,7 @@ mod error;
 mod gc;
 mod heap;
 mod index;
+mod snapshot;
 mod tensor;
 mod torch;
 
@@ -74,6 +76,8 @@ mod _lastref {
     };
     #[pymodule_export]
     use crate::heap::{PyHeap, heap_frame_variables, heap_instance_values};
+    #[pymodule_export]
+    use crate::snapshot::{PySnapshot, cuda_dump_snapshot, snapshot_read};
     #[pymodule_export]
     use crate::tensor::{PyStorage, PyTensor, rebuild_tensor};
     #[pymodule_export]

@@ -27,6 +27,23 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Adds what another allocator held: that of another device. Settings stay this one's if it has
+    /// segments, else they become the other's.
+    pub fn join(&mut self, other: Self) {
+        if self.segments.is_empty() {
+            self.allocator_settings = other.allocator_settings;
+        }
+        self.segments.extend(other.segments);
+        self.segments
+            .sort_by_key(|segment| (segment.device, segment.address));
+        for (device, trace) in other.device_traces.into_iter().enumerate() {
+            if self.device_traces.len() <= device {
+                self.device_traces.resize_with(device + 1, Vec::new);
+            }
+            self.device_traces[device].extend(trace);
+        }
+    }
+
     /// Writes it as PyTorch does: see [`Dump::write`](crate::Dump::write).
     ///
     /// # Errors
