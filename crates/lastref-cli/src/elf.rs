@@ -31,7 +31,8 @@ fn half(bytes: &[u8], at: usize) -> Option<usize> {
 
 /// Where a section is, and how long it is.
 fn section(bytes: &[u8], header: usize) -> Option<(usize, usize)> {
-    Some((long(bytes, header + 24)?, long(bytes, header + 32)?))
+    let place = long(bytes, header.checked_add(24)?)?;
+    Some((place, long(bytes, header.checked_add(32)?)?))
 }
 
 /// The places of all dynamic symbols, and where their names begin.
@@ -40,10 +41,12 @@ fn symbols(bytes: &[u8]) -> Option<(std::ops::Range<usize>, usize)> {
         return None;
     }
     let (sections, count) = (long(bytes, 40)?, half(bytes, 60)?);
-    let header = |index: usize| sections + index * SECTION_BYTES;
-    let is_it = |index: &usize| word(bytes, header(*index) + 4) == Some(DYNAMIC_SYMBOLS);
+    // Far away is past the end, which reading notices.
+    let header = |index: usize| sections.saturating_add(index.saturating_mul(SECTION_BYTES));
+    let is_it =
+        |index: &usize| word(bytes, header(*index).saturating_add(4)) == Some(DYNAMIC_SYMBOLS);
     let table = header((0..count).find(is_it)?);
-    let names = usize::try_from(word(bytes, table + 40)?).ok()?;
+    let names = usize::try_from(word(bytes, table.checked_add(40)?)?).ok()?;
     let (start, length) = section(bytes, table)?;
     Some((
         start..start.checked_add(length)?,

@@ -765,7 +765,12 @@ fn pytorchs_policy_replays_as_pytorch_does() {
         assert_eq!(json["peak_reserved_bytes"], reserved, "{policy}");
         assert_eq!(json["device_allocations"], allocations, "{policy}");
         let own = run(&["replay", "--json", trace.to_str().unwrap()]).json();
-        assert_eq!(keys(&json), keys(&own), "one form of output");
+        let own = keys(&own);
+        let others: Vec<_> = keys(&json)
+            .into_iter()
+            .filter(|key| !own.contains(key))
+            .collect();
+        assert!(others.is_empty(), "one form of output, but for {others:?}");
     }
 }
 

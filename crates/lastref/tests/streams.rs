@@ -320,10 +320,15 @@ fn memory_goes_without_asking_to_a_stream_that_waits_for_the_one_it_was_freed_on
     a.scope(|| tensor.fill_(1).unwrap()).unwrap();
     drop(tensor);
     b.wait_stream(&a).unwrap();
-    let device = lastref::sim::device(0).unwrap();
-    let asked = device.counters().calls(Call::QueryEvent);
+    // A driver does not count.
+    let asked = || {
+        lastref::sim::device(0)
+            .map(|device| device.counters().calls(Call::QueryEvent))
+            .ok()
+    };
+    let before = asked();
     assert_eq!(make(&b).data_ptr(), at);
-    assert_eq!(device.counters().calls(Call::QueryEvent), asked);
+    assert_eq!(asked(), before);
     assert!(!a.query().unwrap(), "and nobody waited");
     a.synchronize().unwrap();
 }

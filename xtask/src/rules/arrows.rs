@@ -197,7 +197,7 @@ mod tests {
         let mut fewer = ALLOWED.to_vec();
         fewer.retain_mut(|(from, to)| {
             if *from == "lastref" {
-                *to = &["lastref-derive"];
+                *to = &["lastref-cuda", "lastref-derive"];
             }
             true
         });
