@@ -106,7 +106,8 @@ fn check_tiles(timeline: &Timeline) {
                 ((index * COLUMNS_PER_TILE) as u64) << level
             );
             for column in 0..columns {
-                let first = u32::try_from(tile.first_entry).unwrap() + ((column as u32) << level);
+                let within = u32::try_from(column).unwrap() << level;
+                let first = u32::try_from(tile.first_entry).unwrap() + within;
                 let last = (first + (1 << level) - 1).min(entries);
                 moments += last - first + 1;
                 let most = (first..=last)
@@ -123,10 +124,11 @@ fn check_tiles(timeline: &Timeline) {
             for span in &tile.spans {
                 let allocation = timeline.allocations()[span.id as usize];
                 assert!(allocation.bytes >= tile.small_below);
-                for column in 0..columns {
-                    let there = (span.start_column..span.end_column).contains(&(column as u16));
-                    assert_eq!(there, allocation.is_there(tile.moment[column]));
-                    drawn[column] += if there { allocation.bytes } else { 0 };
+                for (column, sum) in (0_u16..).zip(&mut drawn) {
+                    let there = (span.start_column..span.end_column).contains(&column);
+                    let moment = tile.moment[usize::from(column)];
+                    assert_eq!(there, allocation.is_there(moment));
+                    *sum += if there { allocation.bytes } else { 0 };
                 }
             }
             assert_eq!(drawn, tile.live);
@@ -148,8 +150,11 @@ fn check_tiles(timeline: &Timeline) {
     }
 }
 
+/// A snapshot; by moment, what is there (address, bytes) and what is reserved.
+type Example = (Snapshot, Vec<Vec<(u64, u64)>>, Vec<u64>);
+
 /// A program over eight places of 64 KiB in one range, with its segments and its end.
-fn program(steps: &[(u8, u64, bool)]) -> (Snapshot, Vec<Vec<(u64, u64)>>, Vec<u64>) {
+fn program(steps: &[(u8, u64, bool)]) -> Example {
     const BASE: u64 = 1 << 40;
     const PLACE: u64 = 64 * KIB;
     let mut held = [0_u64; 8];
