@@ -2,7 +2,6 @@
 // by the clock.
 
 import { writeFileSync } from "node:fs";
-import { performance } from "node:perf_hooks";
 import { expect, it } from "vitest";
 import { browser, open, serve, shown } from "../browser/lab";
 
