@@ -24,7 +24,7 @@ use lastref_snapshot::explain::{place, state_at_moment};
 use lastref_snapshot::stats::{active_at_start, active_change};
 use serde_json::json;
 
-use super::{flame, read};
+use super::{flame, not_csv, read};
 use crate::Failure;
 
 #[derive(Args, Debug)]
@@ -192,7 +192,8 @@ fn csv(dump: &Dump, out: &mut impl Write) -> io::Result<()> {
         "active_bytes",
         "reserved_bytes",
         "place",
-    ])?;
+    ])
+    .map_err(not_csv)?;
     for history in dump.histories() {
         let mut levels = Levels::before(dump, history);
         for (index, entry) in dump.entries_of(history).iter().enumerate() {
@@ -212,7 +213,8 @@ fn csv(dump: &Dump, out: &mut impl Write) -> io::Result<()> {
                 levels.active.to_string(),
                 levels.reserved.to_string(),
                 frames.join(" < "),
-            ])?;
+            ])
+            .map_err(not_csv)?;
         }
     }
     writer.flush()
@@ -230,7 +232,8 @@ fn folded(dump: &Dump) -> Vec<(Vec<String>, u64)> {
             if stack.len() == 1 {
                 stack.push("(no stack recorded)".to_owned());
             }
-            *stacks.entry(stack).or_default() += block.bytes;
+            let sum = stacks.entry(stack).or_default();
+            *sum = sum.saturating_add(block.bytes);
         }
     }
     stacks.into_iter().collect()
