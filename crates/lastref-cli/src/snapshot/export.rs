@@ -181,19 +181,20 @@ fn chrome(dump: &Dump, out: &mut impl Write) -> io::Result<()> {
 
 fn csv(dump: &Dump, out: &mut impl Write) -> io::Result<()> {
     let mut writer = ::csv::Writer::from_writer(out);
-    writer.write_record([
-        "device",
-        "entry",
-        "action",
-        "address",
-        "bytes",
-        "stream",
-        "time_us",
-        "active_bytes",
-        "reserved_bytes",
-        "place",
-    ])
-    .map_err(not_csv)?;
+    writer
+        .write_record([
+            "device",
+            "entry",
+            "action",
+            "address",
+            "bytes",
+            "stream",
+            "time_us",
+            "active_bytes",
+            "reserved_bytes",
+            "place",
+        ])
+        .map_err(not_csv)?;
     for history in dump.histories() {
         let mut levels = Levels::before(dump, history);
         for (index, entry) in dump.entries_of(history).iter().enumerate() {
@@ -202,19 +203,20 @@ fn csv(dump: &Dump, out: &mut impl Write) -> io::Result<()> {
             let frames: Vec<_> = frames
                 .map(|frame| dump.frame_text(frame).to_string())
                 .collect();
-            writer.write_record([
-                history.device.to_string(),
-                index.to_string(),
-                entry.action.as_str().to_owned(),
-                entry.address.to_string(),
-                entry.bytes.to_string(),
-                entry.stream.to_string(),
-                entry.time_us.to_string(),
-                levels.active.to_string(),
-                levels.reserved.to_string(),
-                frames.join(" < "),
-            ])
-            .map_err(not_csv)?;
+            writer
+                .write_record([
+                    history.device.to_string(),
+                    index.to_string(),
+                    entry.action.as_str().to_owned(),
+                    entry.address.to_string(),
+                    entry.bytes.to_string(),
+                    entry.stream.to_string(),
+                    entry.time_us.to_string(),
+                    levels.active.to_string(),
+                    levels.reserved.to_string(),
+                    frames.join(" < "),
+                ])
+                .map_err(not_csv)?;
         }
     }
     writer.flush()
