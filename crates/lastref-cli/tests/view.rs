@@ -186,8 +186,8 @@ fn the_terminal_shows_the_peak_that_explain_tells() {
 }
 
 #[test]
-fn the_longest_histories_are_drawn_from_few_columns() {
-    // 488 columns at the coarsest level: more than a terminal of 80 has dots for.
+fn a_long_history_is_drawn() {
+    // 488 columns at the coarsest level: more than a terminal of 80 has dots for, and one must do.
     let mut trace = String::from("op,id,bytes,stream,phase,label\n");
     for id in 0..125_000 {
         trace.push_str(&format!("alloc,{id},1024,0,,\nfree,{id},1024,0,,\n"));
