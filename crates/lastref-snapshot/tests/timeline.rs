@@ -93,6 +93,11 @@ fn every_tile_of_real_histories_is_right() {
 }
 
 /// Every column of every tile against the allocations themselves.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::needless_range_loop,
+    reason = "a tile has 512 columns"
+)]
 fn check_tiles(timeline: &Timeline) {
     let (entries, levels) = (timeline.entries(), timeline.levels());
     assert_eq!(timeline.tiles(levels - 1), 1);
@@ -150,6 +155,10 @@ fn check_tiles(timeline: &Timeline) {
 }
 
 /// A program over eight places of 64 KiB in one range, with its segments and its end.
+#[expect(
+    clippy::type_complexity,
+    reason = "each part is named where it is called"
+)]
 fn program(steps: &[(u8, u64, bool)]) -> (Snapshot, Vec<Vec<(u64, u64)>>, Vec<u64>) {
     const BASE: u64 = 1 << 40;
     const PLACE: u64 = 64 * KIB;
