@@ -765,7 +765,9 @@ fn pytorchs_policy_replays_as_pytorch_does() {
         assert_eq!(json["peak_reserved_bytes"], reserved, "{policy}");
         assert_eq!(json["device_allocations"], allocations, "{policy}");
         let own = run(&["replay", "--json", trace.to_str().unwrap()]).json();
-        assert_eq!(keys(&json), keys(&own), "one form of output");
+        // What only lastref has, such as pages, is not there.
+        let own = keys(&own);
+        assert!(keys(&json).iter().all(|key| own.contains(key)), "{json}");
     }
 }
 
