@@ -73,10 +73,10 @@ function behaves(address: () => string): void {
   it("jumps to the peak, and says what is there", async () => {
     await page.click("#peak");
     const facts = await page.locator(".panel .quiet").first().textContent();
-    const peak = Number(/at entry ([\d,]+) of/.exec(facts!)![1].replaceAll(",", ""));
+    const peak = Number(/after ([\d,]+) of/.exec(facts!)![1].replaceAll(",", ""));
     await expect.poll(async () => (await shown(page))[0].moment).toBe(peak);
     await page.waitForSelector(`[data-entry="${peak}"]`);
-    expect(await page.locator(".note", { hasText: "in use of" }).first().textContent()).toMatch(/^At entry/);
+    expect(await page.locator(".note", { hasText: "in use of" }).first().textContent()).toMatch(/^After/);
   });
 
   it("tells what is under the pointer", async () => {

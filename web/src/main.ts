@@ -121,7 +121,7 @@ async function start(): Promise<void> {
       const facts = document.createElement("span");
       facts.className = "quiet";
       facts.textContent =
-        `peak ${bytes(device.peakBytes)} at entry ${whole(device.peakEntry)} of ${whole(device.entries)}, ` +
+        `peak ${bytes(device.peakBytes)} after ${whole(device.peakEntry)} of ${whole(device.entries)} entries, ` +
         `${bytes(device.peakReservedBytes)} reserved at most, ${whole(device.allocations)} allocations`;
       head.append(title, facts);
       section.append(head);

@@ -77,7 +77,7 @@ export class Moment {
       this.state = state;
       this.table = table;
       this.words.textContent =
-        `At entry ${whole(entry)}: ${bytes(state.liveBytes)} in use of ${bytes(state.reservedBytes)} reserved, ` +
+        `After ${whole(entry)} entries: ${bytes(state.liveBytes)} in use of ${bytes(state.reservedBytes)} reserved, ` +
         `in ${whole(state.segments.length)} segment${state.segments.length === 1 ? "" : "s"}.`;
       this.element.dataset.entry = String(entry);
       this.draw();

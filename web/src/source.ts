@@ -157,6 +157,8 @@ interface Spans {
   /** Up to this moment. */
   readonly end: Uint32Array;
   readonly stack: Uint32Array;
+  /** 1 where it is mapped into a range that can grow. */
+  readonly growable: Uint32Array;
 }
 
 /** Data that came inside the page. */
@@ -203,6 +205,7 @@ export class EmbeddedSource implements Source {
       given: new Uint32Array(this.data, at + count * 20, count),
       end: new Uint32Array(this.data, at + count * 24, count),
       stack: new Uint32Array(this.data, at + count * 28, count),
+      growable: new Uint32Array(this.data, at + count * 32, count),
     };
   }
 
@@ -213,15 +216,25 @@ export class EmbeddedSource implements Source {
   }
 
   async state(file: number, device: number, entry: number): Promise<State> {
-    const segments: { address: number; bytes: number; blocks: MapBlock[] }[] = [];
+    const there: { address: number; bytes: number; growable: number }[] = [];
     let reservedBytes = 0;
     const reserved = this.segments[file][device];
     for (let i = 0; i < reserved.start.length; i++) {
       if (reserved.start[i] > entry || entry >= reserved.end[i]) continue;
-      segments.push({ address: reserved.address[i], bytes: reserved.bytes[i], blocks: [] });
-      reservedBytes += reserved.bytes[i];
+      const [address, bytes] = [reserved.address[i], reserved.bytes[i]];
+      there.push({ address, bytes, growable: reserved.growable[i] });
+      reservedBytes += bytes;
     }
-    segments.sort((a, b) => a.address - b.address);
+    there.sort((a, b) => a.address - b.address);
+    // Stretches of a range that can grow are one segment where they touch.
+    const segments: { address: number; bytes: number; blocks: MapBlock[] }[] = [];
+    let grows = 0;
+    for (const { address, bytes, growable } of there) {
+      const last = segments.at(-1);
+      if (last && grows && growable && last.address + last.bytes === address) last.bytes += bytes;
+      else segments.push({ address, bytes, blocks: [] });
+      grows = growable;
+    }
     let liveBytes = 0;
     const held = this.allocations[file][device];
     for (let i = 0; i < held.start.length; i++) {

@@ -51,7 +51,7 @@ export class Timeline {
     this.over.setAttribute("role", "img");
     this.over.setAttribute(
       "aria-label",
-      `memory in use over ${whole(device.entries)} entries; the peak is ${bytes(device.peakBytes)} at entry ${whole(device.peakEntry)}`,
+      `memory in use over ${whole(device.entries)} entries; the peak is ${bytes(device.peakBytes)} after ${whole(device.peakEntry)} of them`,
     );
     this.element.append(this.picture, this.over);
     this.listen(position);

@@ -4,19 +4,23 @@ import { EmbeddedSource } from "../src/source";
 
 const NEVER = 0xffff_ffff;
 
-/** One device: a segment of 1000 bytes from moment 1 on, two blocks in it, one of them given back late. */
+/**
+ * One device: two stretches of a range that can grow, 1000 bytes from moment 1 on, with two blocks in them, one
+ * of which is given back late; and a segment that touches the range.
+ */
 function page(): string {
-  const bytes = new ArrayBuffer(2 * 32 + 32);
+  const bytes = new ArrayBuffer(2 * 36 + 3 * 36 + 4);
   const put = (at: number, count: number, columns: number[][]) => {
-    const kinds = [Float64Array, Float64Array, Uint32Array, Uint32Array, Uint32Array, Uint32Array];
+    const kinds = [Float64Array, Float64Array, ...Array.from({ length: 5 }, () => Uint32Array)];
     let place = at;
     columns.forEach((column, i) => {
       new kinds[i](bytes, place, count).set(column);
       place += count * kinds[i].BYTES_PER_ELEMENT;
     });
   };
-  put(0, 2, [[5000, 5600], [600, 100], [2, 3], [4, NEVER], [6, NEVER], [0, 1]]);
-  put(64, 1, [[5000], [1000], [1], [NEVER], [NEVER], [0]]);
+  put(0, 2, [[5000, 5600], [600, 100], [2, 3], [4, NEVER], [6, NEVER], [0, 1], [0, 0]]);
+  const never = [NEVER, NEVER, NEVER];
+  put(72, 3, [[6000, 5500, 5000], [200, 500, 500], [1, 1, 1], never, never, [0, 0, 0], [0, 1, 1]]);
   const about = { version: "test", columnsPerTile: 512, files: [] };
   const files = [
     {
@@ -24,7 +28,7 @@ function page(): string {
         { title: "train.py:3 Forward", frames: ["train.py:3 Forward"] },
         { title: "data.py:8 load", frames: ["data.py:8 load", "train.py:1 main"] },
       ],
-      devices: [{ tiles: [], allocations: { at: 0, count: 2 }, segments: { at: 64, count: 1 } }],
+      devices: [{ tiles: [], allocations: { at: 0, count: 2 }, segments: { at: 72, count: 3 } }],
     },
   ];
   let header = JSON.stringify({ about, files });
@@ -42,7 +46,11 @@ describe("a page with its data", () => {
     expect(await source.state(0, 0, 0)).toEqual({ entry: 0, liveBytes: 0, reservedBytes: 0, segments: [] });
     const state = await source.state(0, 0, 4);
     expect(state.liveBytes).toBe(700);
-    expect(state.reservedBytes).toBe(1000);
+    expect(state.reservedBytes).toBe(1200);
+    expect(state.segments.map(({ address, bytes }) => [address, bytes])).toEqual([
+      [5000, 1000],
+      [6000, 200],
+    ]);
     expect(state.segments[0].blocks.map((block) => block.state)).toEqual(["pending", "active"]);
     expect((await source.state(0, 0, 6)).liveBytes).toBe(100);
   });

@@ -46,6 +46,9 @@ const SWEEP: [&str; 15] = [
 const SWEEP_ON_A_DEVICE: [&str; 1] =
     ["garbage_collection_threshold:0.8,per_process_memory_fraction:0.99"];
 
+/// More than any device has, and more than is worth trying: as for `--capacity`.
+const LARGEST_DEVICE: u64 = 1 << 44;
+
 /// Settings whose peaks differ by less than this are alike; so are devices.
 const ALIKE: f64 = 1.005;
 
@@ -135,6 +138,17 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         let read = program::programs(file)
             .with_context(|| format!("cannot read {}", program::name(file)))
             .map_err(Failure::BadInput)?;
+        for program in &read {
+            let most = program.trace.peak_live_bytes();
+            if most > LARGEST_DEVICE {
+                return Err(Failure::BadInput(anyhow!(
+                    "{}: {} are in use at its peak, no device has more than {}",
+                    program.name,
+                    Bytes(most),
+                    Bytes(LARGEST_DEVICE),
+                )));
+            }
+        }
         programs.extend(read);
     }
     let candidates = candidates(arguments, &programs);

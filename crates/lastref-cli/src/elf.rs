@@ -41,17 +41,17 @@ fn symbols(bytes: &[u8]) -> Option<(std::ops::Range<usize>, usize)> {
         return None;
     }
     let (sections, count) = (long(bytes, 40)?, half(bytes, 60)?);
-    // Far away is past the end, which reading notices.
-    let header = |index: usize| sections.saturating_add(index.saturating_mul(SECTION_BYTES));
-    let is_it =
-        |index: &usize| word(bytes, header(*index).saturating_add(4)) == Some(DYNAMIC_SYMBOLS);
+    // Within the file, so that no sum below overflows.
+    (sections <= bytes.len()).then_some(())?;
+    let header = |index: usize| sections + index * SECTION_BYTES;
+    let is_it = |index: &usize| word(bytes, header(*index) + 4) == Some(DYNAMIC_SYMBOLS);
     let table = header((0..count).find(is_it)?);
     let names = usize::try_from(word(bytes, table.checked_add(40)?)?).ok()?;
     let (start, length) = section(bytes, table)?;
-    Some((
-        start..start.checked_add(length)?,
-        section(bytes, header(names))?.0,
-    ))
+    let end = start
+        .checked_add(length)
+        .filter(|end| *end <= bytes.len())?;
+    Some((start..end, section(bytes, header(names))?.0))
 }
 
 /// Hides the function `name`, in all its versions, in the shared object `bytes`.

@@ -22,6 +22,7 @@ use clap::Args;
 
 use crate::Failure;
 use crate::elf;
+use crate::replay::capacity;
 
 /// The shared object's name.
 const LIBRARY: &str = "liblastref_standin.so";
@@ -33,10 +34,10 @@ const NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"];
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// Memory of each device, such as 11000MiB or 80GiB [default: 80GiB]
-    #[arg(long, value_name = "SIZE")]
-    memory: Option<String>,
+    #[arg(long, value_name = "SIZE", value_parser = capacity)]
+    memory: Option<u64>,
     /// How many devices there are [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     devices: Option<u32>,
     /// Functions of the driver or of NVML that are not there, as with an old driver
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
@@ -78,8 +79,8 @@ fn variables(arguments: &Arguments) -> Result<Vec<(&'static str, OsString)>> {
         ),
         ("LD_PRELOAD", before("LD_PRELOAD", preload.as_os_str())),
     ];
-    if let Some(memory) = &arguments.memory {
-        variables.push(("LASTREF_STANDIN_MEMORY", memory.into()));
+    if let Some(memory) = arguments.memory {
+        variables.push(("LASTREF_STANDIN_MEMORY", memory.to_string().into()));
     }
     if let Some(devices) = arguments.devices {
         variables.push(("LASTREF_STANDIN_DEVICES", devices.to_string().into()));

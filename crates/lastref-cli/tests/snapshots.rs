@@ -5,8 +5,9 @@
 )]
 
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
@@ -366,5 +367,62 @@ fn hostile_files_take_little_memory() {
             .output()
             .unwrap();
         assert_eq!(done.status.code(), Some(2), "{done:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_is_no_failure() {
+    let file = snapshot("transformer-training.pickle.gz");
+    for format in ["csv", "chrome", "pickle"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lastref"));
+        let command = command.args(["export", &file, "--format", format]);
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut start = [0; 6];
+        child.stdout.take().unwrap().read_exact(&mut start).unwrap();
+        let done = child.wait_with_output().unwrap();
+        assert!(
+            done.status.success() && done.stderr.is_empty(),
+            "{format}: {done:?}"
+        );
+    }
+}
+
+#[test]
+fn files_of_other_kinds_are_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| -> String {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let table = write("table.csv", "name,loss,step\na,1,2\n");
+    let huge = write(
+        "huge.csv",
+        &format!("op,id,bytes,stream,phase,label\nalloc,1,{},0,,\n", u64::MAX),
+    );
+    let folder = folder.path().to_str().unwrap();
+    for (arguments, reason) in [
+        (
+            ["stats", &table],
+            "it is a table, but not with the header op,id,bytes",
+        ),
+        (
+            ["replay", &table],
+            "it is a table, but not with the header op,id,bytes",
+        ),
+        (["stats", folder], "Is a directory"),
+        (
+            ["advise", &huge],
+            "16.00 EiB are in use at its peak, no device has more than 16.00 TiB",
+        ),
+    ] {
+        let done = run(&arguments);
+        assert_eq!(done.status.code(), Some(2), "{done:?}");
+        let error = String::from_utf8(done.stderr).unwrap();
+        assert!(
+            error.starts_with("error: ") && error.contains(reason),
+            "{error}"
+        );
     }
 }

@@ -175,6 +175,23 @@ fn variables_can_be_printed() {
 }
 
 #[test]
+fn settings_are_checked_before_the_program_runs() {
+    let cache = cache("settings_are_checked_before_the_program_runs");
+    for wrong in [["--memory", "much"], ["--memory", "3"], ["--devices", "65"]] {
+        let output = lastref(&cache)
+            .args(wrong)
+            .args(["--", "true"])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains(wrong[0]),
+            "{output:?}"
+        );
+    }
+}
+
+#[test]
 fn what_cannot_be_run_is_said() {
     let cache = cache("what_cannot_be_run_is_said");
     let output = lastref(&cache)

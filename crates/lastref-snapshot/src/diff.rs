@@ -44,7 +44,7 @@ pub fn diff(before: &Dump, after: &Dump) -> Vec<Change> {
             for holder in holders_of(dump, &State::at_end(dump, device)) {
                 let sizes = found.entry((device, holder.place)).or_default();
                 let sizes = if is_after { &mut sizes.1 } else { &mut sizes.0 };
-                sizes.0 += holder.bytes;
+                sizes.0 = sizes.0.saturating_add(holder.bytes);
                 sizes.1 += holder.blocks;
             }
         }

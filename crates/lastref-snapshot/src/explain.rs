@@ -299,9 +299,9 @@ fn memory(
     };
     for segment in occupancy {
         if segment.num_blocks == 0 {
-            memory.cached_bytes += segment.free_bytes;
+            memory.cached_bytes = memory.cached_bytes.saturating_add(segment.free_bytes);
         } else {
-            memory.fragmented_bytes += segment.free_bytes;
+            memory.fragmented_bytes = memory.fragmented_bytes.saturating_add(segment.free_bytes);
         }
         memory.largest_hole_bytes = memory.largest_hole_bytes.max(segment.largest_hole);
     }
@@ -361,11 +361,13 @@ fn verdict(
             streams.add(segment.stream, found.free_bytes);
             stream_hole = stream_hole.max(found.largest_hole);
         } else {
-            own += found.free_bytes;
+            own = own.saturating_add(found.free_bytes);
             own_hole = own_hole.max(found.largest_hole);
         }
     }
-    let free = own + pools.total + streams.total;
+    let free = own
+        .saturating_add(pools.total)
+        .saturating_add(streams.total);
     if free.saturating_add(device_free) >= requested && free > 0 {
         let most = own.max(pools.total).max(streams.total);
         if most == pools.total {
@@ -392,7 +394,7 @@ fn verdict(
     for block in &state.blocks {
         if places.of(block.stack) == place {
             blocks += 1;
-            bytes += block.bytes;
+            bytes = bytes.saturating_add(block.bytes);
         }
     }
     if failed.stack.is_some() && blocks >= 3 && bytes >= memory.live_bytes / 2 {
@@ -427,8 +429,9 @@ impl<K> Default for Sums<K> {
 
 impl<K: Copy + Ord + std::hash::Hash> Sums<K> {
     fn add(&mut self, key: K, bytes: u64) {
-        *self.by.entry(key).or_default() += bytes;
-        self.total += bytes;
+        let sum = self.by.entry(key).or_default();
+        *sum = sum.saturating_add(bytes);
+        self.total = self.total.saturating_add(bytes);
     }
 
     fn largest(&self) -> Option<K> {
@@ -447,7 +450,7 @@ fn holders(state: &State, places: &mut Places<'_>) -> Vec<Holder> {
     let mut found: HashMap<StackId, (u64, u64)> = HashMap::new();
     for block in &state.blocks {
         let (bytes, blocks) = found.entry(places.of(block.stack)).or_default();
-        *bytes += block.bytes;
+        *bytes = bytes.saturating_add(block.bytes);
         *blocks += 1;
     }
     let mut found: Vec<_> = found.into_iter().collect();
@@ -471,7 +474,7 @@ fn categories(state: &State, places: &mut Places<'_>) -> Vec<Category> {
             said
         };
         let (bytes, blocks) = found.entry(name).or_default();
-        *bytes += block.bytes;
+        *bytes = bytes.saturating_add(block.bytes);
         *blocks += 1;
     }
     let mut found: Vec<_> = found.into_iter().collect();

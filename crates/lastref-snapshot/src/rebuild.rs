@@ -335,7 +335,7 @@ fn join(segments: &mut Segments, address: u64, bytes: u64, stream: u64, pool: Po
         if left.is_expandable && left_end == address && left.stream == stream {
             segments.remove(&left.address);
             new = StateSegment {
-                bytes: left.bytes + bytes,
+                bytes: left.bytes.saturating_add(bytes),
                 ..left
             };
         }

@@ -14,6 +14,8 @@
 //! 2. `live[m]` is the sum of the allocations whose span has moment `m`.
 //! 3. `fullest[L - 1][c]` is the moment of column `c` at level `L`: the first of those with the
 //!    most bytes in use.
+//! 4. No segment reaches past the last address: what a file says beyond it is left out. Sums of
+//!    bytes that pass 2^64 are 2^64 - 1.
 
 use hashbrown::HashMap;
 use serde::Serialize;
@@ -325,7 +327,7 @@ impl Timeline {
             let (_, kept, _) = sizes.select_nth_unstable_by(MOST_SPANS, |a, b| b.cmp(a));
             // All of the size that did not fit whole go, so that what is small does not depend on
             // the order.
-            small_below = *kept + 1;
+            small_below = kept.saturating_add(1);
             spans.retain(|span| bytes_of(span) >= small_below);
         }
         // What is not drawn by itself, by difference.
@@ -436,7 +438,7 @@ impl Timeline {
         for id in self.alive(moment) {
             let span = &self.allocations[id as usize];
             let sum = sums.entry(span.stack).or_default();
-            sum.0 += span.bytes;
+            sum.0 = sum.0.saturating_add(span.bytes);
             sum.1 += 1;
         }
         let mut rows: Vec<_> = sums.into_iter().map(|(s, (b, n))| (s, b, n)).collect();
@@ -523,7 +525,8 @@ impl Build {
         }
     }
 
-    fn reserve(&mut self, span: Span) {
+    fn reserve(&mut self, mut span: Span) {
+        span.bytes = span.bytes.min(u64::MAX - span.address);
         if span.bytes == 0 {
             return;
         }
@@ -658,24 +661,20 @@ impl Build {
 
 /// Bytes by moment, up to `last`.
 fn sums(spans: &[Span], last: u32) -> Vec<u64> {
-    let mut change = vec![0_i64; last as usize + 2];
-    // Bytes of a file sum up to less than 2^64, not 2^63: wrapping sums are right in the end.
+    let mut change = vec![0_i128; last as usize + 2];
     for span in spans {
-        let bytes = span.bytes.cast_signed();
-        let at = &mut change[span.start as usize];
-        *at = at.wrapping_add(bytes);
+        change[span.start as usize] += i128::from(span.bytes);
         if span.end <= last {
-            let at = &mut change[span.end as usize];
-            *at = at.wrapping_sub(bytes);
+            change[span.end as usize] -= i128::from(span.bytes);
         }
     }
     change.pop();
-    let mut now = 0_u64;
+    let mut now = 0_i128;
     change
         .into_iter()
         .map(|change| {
-            now = now.wrapping_add_signed(change);
-            now
+            now += change;
+            u64::try_from(now).unwrap_or(u64::MAX)
         })
         .collect()
 }

@@ -7,6 +7,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 
+use lastref_snapshot::explain;
 use lastref_snapshot::stats::Stats;
 use lastref_snapshot::timeline::{COLUMNS_PER_TILE, MarkKind, Timeline};
 use lastref_snapshot::{
@@ -92,6 +93,11 @@ fn every_tile_of_real_histories_is_right() {
 }
 
 /// Every column of every tile against the allocations themselves.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::needless_range_loop,
+    reason = "a tile has 512 columns"
+)]
 fn check_tiles(timeline: &Timeline) {
     let (entries, levels) = (timeline.entries(), timeline.levels());
     assert_eq!(timeline.tiles(levels - 1), 1);
@@ -226,6 +232,112 @@ fn program(steps: &[(u8, u64, bool)]) -> Example {
         ..Snapshot::default()
     };
     (snapshot, alive, levels)
+}
+
+fn entry(action: TraceAction, address: u64, bytes: u64) -> TraceEntry {
+    TraceEntry {
+        action,
+        address,
+        bytes,
+        stream: 0,
+        sequence: 0,
+        time_us: None,
+    }
+}
+
+/// Everything that the viewer asks of a timeline.
+fn ask_everything(timeline: &Timeline) {
+    check_tiles_are_there(timeline);
+    for moment in 0..=timeline.entries() {
+        let _ = timeline.reserved_at(moment);
+        let _ = timeline.stacks_at(moment);
+    }
+    let _ = (timeline.peak(), timeline.peak_reserved_bytes());
+}
+
+fn check_tiles_are_there(timeline: &Timeline) {
+    for level in 0..timeline.levels() {
+        for index in 0..timeline.tiles(level) {
+            let bytes = timeline.tile(level, index).unwrap().to_bytes(timeline);
+            assert_eq!(&bytes[..4], b"LRT1");
+        }
+    }
+}
+
+fn of_entries(trace: Vec<TraceEntry>) -> Dump {
+    Dump::from(&Snapshot {
+        device_traces: vec![trace],
+        ..Snapshot::default()
+    })
+}
+
+#[test]
+fn a_segment_ends_at_the_last_address() {
+    let start = u64::MAX - 512;
+    let dump = of_entries(vec![
+        entry(TraceAction::SegmentMap, start, 1 << 20),
+        entry(TraceAction::SegmentUnmap, start + 100, 1 << 20),
+    ]);
+    let timeline = Timeline::new(&dump, 0);
+    assert_eq!(timeline.reserved_bytes(1), 512);
+    assert_eq!(timeline.reserved_bytes(2), 100);
+    ask_everything(&timeline);
+}
+
+#[test]
+fn sums_that_pass_the_largest_number_are_the_largest() {
+    let dump = of_entries(vec![
+        entry(TraceAction::Alloc, 0, u64::MAX),
+        entry(TraceAction::Alloc, 512, u64::MAX),
+        entry(TraceAction::FreeCompleted, 0, u64::MAX),
+    ]);
+    let timeline = Timeline::new(&dump, 0);
+    let live: Vec<u64> = (0..4).map(|moment| timeline.live_bytes(moment)).collect();
+    assert_eq!(live, [0, u64::MAX, u64::MAX, u64::MAX]);
+    assert_eq!(timeline.stacks_at(2)[0].1, u64::MAX);
+    ask_everything(&timeline);
+}
+
+const EDGES: [u64; 10] = [
+    0,
+    1,
+    512,
+    64 * KIB,
+    1 << 40,
+    (1 << 40) + 512,
+    i64::MAX as u64,
+    1 << 63,
+    u64::MAX - 512,
+    u64::MAX,
+];
+
+const ACTIONS: [TraceAction; 7] = [
+    TraceAction::Alloc,
+    TraceAction::FreeRequested,
+    TraceAction::FreeCompleted,
+    TraceAction::SegmentAlloc,
+    TraceAction::SegmentFree,
+    TraceAction::SegmentMap,
+    TraceAction::SegmentUnmap,
+];
+
+proptest! {
+    /// The reader lets histories through that contradict themselves.
+    #[test]
+    fn no_history_is_too_strange(
+        steps in prop::collection::vec((0..7_usize, 0..10_usize, 0..10_usize), 0..200),
+    ) {
+        let step = |(action, address, bytes)| {
+            let (action, address, bytes): (usize, usize, usize) = (action, address, bytes);
+            entry(ACTIONS[action], EDGES[address], EDGES[bytes])
+        };
+        let dump = of_entries(steps.into_iter().map(step).collect());
+        for timeline in Timeline::all(&dump) {
+            ask_everything(&timeline);
+        }
+        let _ = explain::explain(&dump, None);
+        let _ = Stats::of(&dump);
+    }
 }
 
 proptest! {

@@ -190,7 +190,7 @@ fn summary_of_failure(explanation: &Explanation, failure: &Failed) -> [String; 3
             let most = most.map_or_else(String::new, |holder| {
                 format!(
                     ", {} of it from {}",
-                    share(holder.bytes, memory.live_bytes + memory.pending_bytes),
+                    share(holder.bytes, memory.live_bytes.saturating_add(memory.pending_bytes)),
                     first(&holder.place)
                 )
             });
@@ -215,7 +215,7 @@ fn summary_of_failure(explanation: &Explanation, failure: &Failed) -> [String; 3
 
 fn summary_of_peak(explanation: &Explanation) -> [String; 3] {
     let memory = &explanation.memory;
-    let in_use = memory.live_bytes + memory.pending_bytes;
+    let in_use = memory.live_bytes.saturating_add(memory.pending_bytes);
     let happened = match (explanation.moment, explanation.entry) {
         (Moment::Peak, Some(entry)) => format!(
             "no allocation failed on device {}: at its peak, after {} entries, {} was in use",
@@ -243,7 +243,7 @@ fn summary_of_peak(explanation: &Explanation) -> [String; 3] {
         },
     );
     let at_end = &explanation.at_end;
-    let wasted = at_end.cached_bytes + at_end.fragmented_bytes;
+    let wasted = at_end.cached_bytes.saturating_add(at_end.fragmented_bytes);
     let reserved = memory.reserved_bytes;
     let rest = if explanation.moment == Moment::Peak && wasted > at_end.reserved_bytes / 2 {
         format!(
@@ -299,7 +299,7 @@ fn write_text(out: &mut impl Write, explanation: &Explanation) -> Result<(), Fai
     writeln!(out, "\nmemory at that moment")?;
     let whole = memory
         .reserved_bytes
-        .max(memory.live_bytes + memory.pending_bytes);
+        .max(memory.live_bytes.saturating_add(memory.pending_bytes));
     let mut line = |name: &str, bytes: u64, meaning: &str| {
         let (size, share) = (Bytes(bytes).to_string(), share(bytes, whole));
         writeln!(out, "  {size:>10}  {share:>7}  {name:<11} {meaning}")

@@ -24,7 +24,7 @@ use lastref_snapshot::explain::{place, state_at_moment};
 use lastref_snapshot::stats::{active_at_start, active_change};
 use serde_json::json;
 
-use super::{flame, read};
+use super::{flame, not_csv, read};
 use crate::Failure;
 
 #[derive(Args, Debug)]
@@ -181,18 +181,20 @@ fn chrome(dump: &Dump, out: &mut impl Write) -> io::Result<()> {
 
 fn csv(dump: &Dump, out: &mut impl Write) -> io::Result<()> {
     let mut writer = ::csv::Writer::from_writer(out);
-    writer.write_record([
-        "device",
-        "entry",
-        "action",
-        "address",
-        "bytes",
-        "stream",
-        "time_us",
-        "active_bytes",
-        "reserved_bytes",
-        "place",
-    ])?;
+    writer
+        .write_record([
+            "device",
+            "entry",
+            "action",
+            "address",
+            "bytes",
+            "stream",
+            "time_us",
+            "active_bytes",
+            "reserved_bytes",
+            "place",
+        ])
+        .map_err(not_csv)?;
     for history in dump.histories() {
         let mut levels = Levels::before(dump, history);
         for (index, entry) in dump.entries_of(history).iter().enumerate() {
@@ -201,18 +203,20 @@ fn csv(dump: &Dump, out: &mut impl Write) -> io::Result<()> {
             let frames: Vec<_> = frames
                 .map(|frame| dump.frame_text(frame).to_string())
                 .collect();
-            writer.write_record([
-                history.device.to_string(),
-                index.to_string(),
-                entry.action.as_str().to_owned(),
-                entry.address.to_string(),
-                entry.bytes.to_string(),
-                entry.stream.to_string(),
-                entry.time_us.to_string(),
-                levels.active.to_string(),
-                levels.reserved.to_string(),
-                frames.join(" < "),
-            ])?;
+            writer
+                .write_record([
+                    history.device.to_string(),
+                    index.to_string(),
+                    entry.action.as_str().to_owned(),
+                    entry.address.to_string(),
+                    entry.bytes.to_string(),
+                    entry.stream.to_string(),
+                    entry.time_us.to_string(),
+                    levels.active.to_string(),
+                    levels.reserved.to_string(),
+                    frames.join(" < "),
+                ])
+                .map_err(not_csv)?;
         }
     }
     writer.flush()
@@ -230,7 +234,8 @@ fn folded(dump: &Dump) -> Vec<(Vec<String>, u64)> {
             if stack.len() == 1 {
                 stack.push("(no stack recorded)".to_owned());
             }
-            *stacks.entry(stack).or_default() += block.bytes;
+            let sum = stacks.entry(stack).or_default();
+            *sum = sum.saturating_add(block.bytes);
         }
     }
     stacks.into_iter().collect()

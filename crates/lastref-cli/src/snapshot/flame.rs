@@ -16,7 +16,11 @@ const NARROWEST: f64 = 0.5;
 /// Draws stacks: outermost frame first, sorted, each with its bytes.
 #[expect(clippy::cast_precision_loss, reason = "pixels")]
 pub(super) fn draw(stacks: &[(Vec<String>, u64)], out: &mut impl Write) -> io::Result<()> {
-    let total: u64 = stacks.iter().map(|(_, bytes)| bytes).sum();
+    let sum = |stacks: &[(Vec<String>, u64)]| {
+        let add = |sum: u64, stack: &(Vec<String>, u64)| sum.saturating_add(stack.1);
+        stacks.iter().fold(0, add)
+    };
+    let total = sum(stacks);
     let depth = stacks
         .iter()
         .map(|(stack, _)| stack.len())
@@ -43,7 +47,7 @@ pub(super) fn draw(stacks: &[(Vec<String>, u64)], out: &mut impl Write) -> io::R
                 Some(_) => rest.iter().take_while(same).count(),
                 None => 1,
             };
-            let bytes: u64 = rest[..count].iter().map(|(_, bytes)| bytes).sum();
+            let bytes = sum(&rest[..count]);
             if let Some(frame) = first.get(level) {
                 let scale = WIDTH / total.max(1) as f64;
                 let (x, width) = (before as f64 * scale, bytes as f64 * scale);
@@ -51,7 +55,7 @@ pub(super) fn draw(stacks: &[(Vec<String>, u64)], out: &mut impl Write) -> io::R
                     write_box(out, frame, (x, y, width), bytes, total)?;
                 }
             }
-            before += bytes;
+            before = before.saturating_add(bytes);
             rest = &rest[count..];
         }
     }

@@ -48,6 +48,14 @@ pub(crate) fn read(path: &Path) -> Result<Dump, Failure> {
         .map_err(Failure::BadInput)
 }
 
+/// Why CSV could not be written, of the kind that it is: a reader that has gone is no failure.
+pub(crate) fn not_csv(error: csv::Error) -> io::Error {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        other => io::Error::other(format!("{other:?}")),
+    }
+}
+
 /// Writes one line of JSON.
 pub(crate) fn write_json(out: &mut impl Write, value: &impl Serialize) -> Result<(), Failure> {
     serde_json::to_writer(&mut *out, value).map_err(io::Error::from)?;

@@ -268,7 +268,7 @@ fn write_text(out: &mut impl Write, ranks: &[Rank]) -> Result<(), Failure> {
 fn write_csv(out: &mut impl Write, ranks: &[Rank]) -> Result<(), Failure> {
     let mut writer = csv::Writer::from_writer(out);
     for rank in ranks {
-        writer.serialize(rank).map_err(std::io::Error::from)?;
+        writer.serialize(rank).map_err(super::not_csv)?;
     }
     Ok(writer.flush()?)
 }

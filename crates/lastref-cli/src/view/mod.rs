@@ -12,7 +12,7 @@ mod terminal;
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
@@ -26,7 +26,7 @@ use self::answers::File;
 /// As `lastref view` is called.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// PyTorch memory snapshots, or allocation traces; two are shown side by side
+    /// PyTorch memory snapshots, or allocation traces, - for standard input; two are shown side by side
     #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
     files: Vec<PathBuf>,
 
@@ -54,12 +54,11 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         let mut progress = Progress::spinner("laying out");
         progress.say(format!("laying out {}", snapshot::name_of(path)));
         let timelines = Timeline::all(&dump);
-        let name = path.file_name().unwrap_or(path.as_os_str());
-        files.push(File::new(
-            name.to_string_lossy().into_owned(),
-            dump,
-            timelines,
-        ));
+        let name = match path.file_name() {
+            Some(name) if path != Path::new("-") => name.to_string_lossy().into_owned(),
+            _ => snapshot::name_of(path),
+        };
+        files.push(File::new(name, dump, timelines));
     }
     if let Some(to) = &arguments.html {
         let page = page::with_data(&files).map_err(Failure::BadInput)?;

@@ -138,6 +138,8 @@ fn put_spans(spans: &[Span], data: &mut Vec<u8>) -> Column {
     data.extend(spans.iter().flat_map(|span| span.end.to_le_bytes()));
     let stack = |span: &Span| u32::try_from(span.stack.index()).unwrap_or(0);
     data.extend(spans.iter().flat_map(|span| stack(span).to_le_bytes()));
+    let growable = |span: &Span| u32::from(span.growable);
+    data.extend(spans.iter().flat_map(|span| growable(span).to_le_bytes()));
     data.resize(data.len().next_multiple_of(8), 0);
     Column {
         at,

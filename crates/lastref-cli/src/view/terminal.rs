@@ -31,7 +31,7 @@ pub(super) fn draw(files: &[File], out: &mut impl Write) -> Result<(), Failure> 
             let peak = timeline.peak();
             writeln!(
                 out,
-                "{}, device {}: peak {} at entry {} of {}, {} reserved at most",
+                "{}, device {}: peak {} after {} of {} entries, {} reserved at most",
                 file.name,
                 timeline.device(),
                 Bytes(timeline.live_bytes(peak)),
@@ -48,7 +48,7 @@ pub(super) fn draw(files: &[File], out: &mut impl Write) -> Result<(), Failure> 
             }
             for mark in timeline.marks().iter().take(MOST_MARKS) {
                 let entry = grouped(u64::from(mark.entry));
-                writeln!(out, "  at entry {entry}: {}", mark.text)?;
+                writeln!(out, "  after {entry} entries: {}", mark.text)?;
             }
             let more = timeline.marks().len().saturating_sub(MOST_MARKS);
             if more > 0 {
@@ -65,7 +65,7 @@ fn plot(timeline: &Timeline, columns: u16) -> String {
     let dots = u32::from(columns) * 2;
     let level = (0..timeline.levels())
         .find(|level| timeline.entries() >> level < 2 * dots)
-        .unwrap_or(0);
+        .unwrap_or(timeline.levels() - 1);
     let (mut live, mut reserved) = (Vec::new(), Vec::new());
     let tiles = (0..timeline.tiles(level)).filter_map(|index| timeline.tile(level, index));
     for tile in tiles {

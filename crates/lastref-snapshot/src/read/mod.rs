@@ -87,7 +87,7 @@ pub enum Cause {
     #[error(transparent)]
     Trace(#[from] TraceError),
     /// The input failed.
-    #[error("reading failed")]
+    #[error("reading failed: {0}")]
     Read(#[source] io::Error),
 }
 
@@ -133,8 +133,15 @@ impl Dump {
     }
 }
 
+/// Whether a text begins with a line of names with commas between them: no pickle does.
+fn is_table(start: &[u8]) -> bool {
+    let line = start.split(|byte| *byte == b'\n').next().unwrap_or(start);
+    let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"_ ,\r".contains(byte);
+    line.contains(&b',') && line.iter().all(is_name)
+}
+
 fn read_plain<R: Read, P: FnMut(u64)>(source: &mut Source<R, P>) -> Result<Dump, ReadError> {
-    let start = source.peek(4)?;
+    let start = source.peek(200)?;
     let other = match start {
         [] => return Err(Cause::Empty.at(0)),
         [b'P', b'K', 3 | 5, ..] => Some("it is a zip archive, as torch.save writes"),
@@ -144,6 +151,9 @@ fn read_plain<R: Read, P: FnMut(u64)>(source: &mut Source<R, P>) -> Result<Dump,
         }
         [0x1f, 0x8b, ..] => Some("it is compressed twice"),
         [b'<', ..] => Some("it looks like HTML or XML"),
+        [b'a'..=b'z' | b'A'..=b'Z', ..] if is_table(start) => {
+            Some("it is a table, but not with the header op,id,bytes,stream,phase,label of a trace")
+        }
         _ => None,
     };
     if let Some(kind) = other {
