@@ -318,6 +318,14 @@ impl<D: Device> CachingAllocator<D> {
         lock(&self.shared.state).clocks.disable_check();
     }
 
+    /// Has threads take the flags of their caches as where the system has no barriers. To be called
+    /// first. For tests.
+    #[cfg(any(test, feature = "test-util"))]
+    #[doc(hidden)]
+    pub fn disable_barriers(&self) {
+        lock(&self.shared.state).disable_barriers();
+    }
+
     /// Adds a reclaimer, to be called before an allocation fails.
     pub fn add_reclaimer(&self, reclaimer: Arc<dyn Reclaimer>) -> ReclaimerId {
         // Only uniqueness matters; the lock below orders the rest.

@@ -12,8 +12,6 @@
 //! 3. Statistics of live and pending blocks are the sums over those nodes, once the caches are empty and
 //!    `freed_last` is: what is in those is live for the heap, and booked as free.
 
-use std::sync::Arc;
-
 use lastref_snapshot::{
     AllocatorSettings, BlockRecord, BlockState, Segment, SegmentKind, Snapshot, TraceAction,
 };
@@ -25,6 +23,7 @@ use crate::history::{self, History};
 use crate::ladder::RungReport;
 use crate::options::{AllocatorOptions, StreamWaits};
 use crate::stats::{Books, MemoryStats, PoolKind};
+use crate::sync::has_barriers;
 use crate::thread_cache::{self, Entry, Inner, Put, ThreadCache};
 
 mod pages;
@@ -89,7 +88,9 @@ pub(crate) struct State {
     pub(crate) stats: MemoryStats,
     pub(crate) history: History,
     /// The caches of all threads, also of those that have ended.
-    caches: Vec<Arc<ThreadCache>>,
+    caches: Vec<ThreadCache>,
+    /// Whether those are visited by barriers; see [`owner`](crate::owner).
+    has_barriers: bool,
     /// A block of the default pool that was freed last, on the one stream that used it. As with those
     /// in the caches of threads, the heap does not know yet: often the next request is for the same.
     freed_last: Option<NodeId>,
@@ -140,6 +141,7 @@ impl State {
             stats: MemoryStats::default(),
             history: History::default(),
             caches: Vec::new(),
+            has_barriers: has_barriers(),
             freed_last: None,
             id,
             num_handles: 1,
@@ -291,6 +293,12 @@ impl State {
 
     // ---- the caches of threads -----------------------------------------------------------------
 
+    /// Has caches visited as where the system has no barriers. Before there are any.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(crate) const fn disable_barriers(&mut self) {
+        self.has_barriers = false;
+    }
+
     /// Gives the calling thread a cache, if it has none, that may keep blocks of `stream`; adds what
     /// the cache has counted to the books.
     pub(crate) fn visit_mine(&mut self, stream: StreamId, slot: StreamSlot, requested: u64) {
@@ -303,14 +311,16 @@ impl State {
             })
         };
         if !visit(self) {
-            let adopted = self.caches.iter().find(|cache| cache.adopt()).cloned();
-            let cache = adopted.unwrap_or_else(|| {
-                let max_entries = self.history.max_entries();
-                let cache = Arc::new(ThreadCache::new(id, max_entries));
-                self.caches.push(Arc::clone(&cache));
-                cache
+            let left = self.caches.iter().find_map(ThreadCache::own);
+            let cache = left.or_else(|| {
+                let inner = Inner::new(self.history.max_entries());
+                let cache = ThreadCache::new(inner, self.has_barriers);
+                self.caches.push(cache);
+                self.caches.last().and_then(ThreadCache::own)
             });
-            thread_cache::attach(cache);
+            if let Some(cache) = cache {
+                thread_cache::attach(id, cache);
+            }
             visit(self);
         }
     }
@@ -333,10 +343,8 @@ impl State {
 
     /// Runs `f` on every thread's cache.
     fn visit_all(&mut self, mut f: impl FnMut(&mut Self, &mut Inner)) {
-        let caches = std::mem::take(&mut self.caches);
-        for cache in &caches {
-            cache.with(|inner| f(self, inner));
-        }
+        let mut caches = std::mem::take(&mut self.caches);
+        ThreadCache::visit_all(&mut caches, |inner| f(self, inner));
         self.caches = caches;
     }
 
@@ -626,7 +634,7 @@ impl State {
         self.last_emptied = (0, 0);
     }
 
-    pub(crate) fn snapshot(&self, device: u32) -> Snapshot {
+    pub(crate) fn snapshot(&mut self, device: u32) -> Snapshot {
         let mut segments = Vec::new();
         let heaps = self.pools().map(|(heap, _, _)| heap);
         let regions = heaps.flat_map(|heap| heap.regions().map(move |region| (heap, region)));
@@ -679,10 +687,8 @@ impl State {
         }
         segments.sort_by_key(|segment| segment.address);
         let mut device_traces = vec![Vec::new(); device as usize];
-        let caches = self.caches.iter();
-        let mut parts: Vec<_> = caches
-            .map(|cache| cache.with(|inner| inner.history.part()))
-            .collect();
+        let mut parts = Vec::new();
+        self.visit_all(|_, inner| parts.push(inner.history.part()));
         parts.push(self.history.part());
         let max_entries = self.history.max_entries();
         device_traces.push(history::read(parts, max_entries, |slot| {

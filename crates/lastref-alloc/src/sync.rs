@@ -61,6 +61,63 @@ impl<T> UnsafeCell<T> {
     }
 }
 
+/// Whether there are barriers of two kinds: one that costs nothing, and one that makes up for it on
+/// every processor that runs this process. Asks for them the first time.
+pub(crate) fn has_barriers() -> bool {
+    #[cfg(all(not(loom), target_os = "linux"))]
+    {
+        use rustix::thread::{MembarrierCommand, membarrier};
+        static HAS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+        *HAS.get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
+    }
+    #[cfg(all(not(loom), not(target_os = "linux")))]
+    {
+        false
+    }
+    #[cfg(loom)]
+    {
+        true
+    }
+}
+
+/// Keeps the compiler from moving memory accesses across; the processor is left to [`heavy_barrier`].
+#[cfg(not(loom))]
+#[inline]
+pub(crate) fn light_barrier() {
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+}
+
+/// A full barrier in every running thread of this process, between two instructions of each. A thread
+/// that does not run has been through one. Only where [`has_barriers`] said so.
+#[cfg(not(loom))]
+#[cold]
+pub(crate) fn heavy_barrier() {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::thread::{MembarrierCommand, membarrier};
+        // The system promises the same answer until it is restarted, also after a fork. A process that
+        // forbids itself the call later has no way to go on: others would touch the memory meanwhile.
+        if let Err(error) = membarrier(MembarrierCommand::PrivateExpedited) {
+            let said = std::panic::catch_unwind(|| {
+                panic!("membarrier is refused: {error}; it was allowed when the allocator was made")
+            });
+            drop(said);
+            std::process::abort();
+        }
+    }
+}
+
+/// Under loom both are the fence that they are together.
+#[cfg(loom)]
+pub(crate) fn light_barrier() {
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}
+
+#[cfg(loom)]
+pub(crate) fn heavy_barrier() {
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}
+
 /// Gives way to others after so many tries in vain.
 #[cfg(not(loom))]
 pub(crate) fn pause(tries: u32) {
@@ -86,6 +143,14 @@ pub(crate) fn pause(_tries: u32) {
 pub(crate) fn unique() -> u64 {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
+/// A number of the calling thread that no other has, and not 0.
+pub(crate) fn thread_number() -> u64 {
+    thread_local! {
+        static NUMBER: u64 = unique() + 1;
+    }
+    NUMBER.with(|number| *number)
 }
 
 /// Locks, also after a panic in another holder: what we protect is kept consistent at every point

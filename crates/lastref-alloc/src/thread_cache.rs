@@ -1,9 +1,8 @@
 //! The cache of small blocks that each thread has for each allocator it uses.
 //!
 //! ```text
-//!  thread ── its caches ──▶ ThreadCache ◀── all caches of an allocator ── State
-//!                            ├── attached: whether a thread has it
-//!                            └── Owned<Inner>: entries, what was counted, history
+//!  thread ── its caches ── Owner ──▶ Inner ◀── Visitor ── all caches of an allocator ── State
+//!                                     entries, what was counted, history
 //! ```
 //!
 //! An entry is a block that its caller has given back and the heap does not know of: for the heap it
@@ -31,7 +30,6 @@
 //! Lock order: the state's lock, then a cache's flag. Never the other way round.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -39,9 +37,9 @@ use crate::clock::StreamSlot;
 use crate::device::StreamId;
 use crate::heap::{NodeId, rounded};
 use crate::history::History;
-use crate::owner::Owned;
+use crate::owner::{Owner, Visitor};
 use crate::stats::{Flow, PoolKind};
-use crate::sync::{AtomicBool, Ordering, thread_local_const};
+use crate::sync::thread_local_const;
 
 /// The most bytes in one cache. Small: a cached block keeps a page of 2 MiB from other uses.
 const MAX_BYTES: u64 = 8 << 20;
@@ -215,7 +213,7 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    fn new(max_history_entries: usize) -> Self {
+    pub(crate) fn new(max_history_entries: usize) -> Self {
         let mut history = History::default();
         history.set_max_entries(max_history_entries);
         Self {
@@ -325,44 +323,13 @@ impl Inner {
     }
 }
 
-/// See the [module](self).
-#[derive(Debug)]
-pub(crate) struct ThreadCache {
-    allocator: u64,
-    /// Whether a thread has it. Only says who uses it; what is in it is for the flag to protect.
-    attached: AtomicBool,
-    inner: Owned<Inner>,
-}
-
-impl ThreadCache {
-    /// A cache that the calling thread has.
-    pub(crate) fn new(allocator: u64, max_history_entries: usize) -> Self {
-        Self {
-            allocator,
-            attached: AtomicBool::new(true),
-            inner: Owned::new(Inner::new(max_history_entries)),
-        }
-    }
-
-    /// Takes over a cache whose thread has ended.
-    pub(crate) fn adopt(&self) -> bool {
-        // What is in it is for its flag to hand over.
-        let relaxed = Ordering::Relaxed;
-        self.attached
-            .compare_exchange(false, true, relaxed, relaxed)
-            .is_ok()
-    }
-
-    #[inline]
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Inner) -> R) -> R {
-        self.inner.with(f)
-    }
-}
+/// A cache as the state has it; see the [module](self).
+pub(crate) type ThreadCache = Visitor<Inner>;
 
 /// A cache that a thread has, and what only that thread knows, so that it needs no flag.
 struct Mine {
     allocator: u64,
-    cache: Arc<ThreadCache>,
+    cache: Owner<Inner>,
     /// Whether this thread is to visit the cache under the state's lock: since the last visit it has
     /// counted something, or refused a block.
     to_visit: bool,
@@ -464,9 +431,9 @@ struct Attached(RefCell<Caches>);
 impl Drop for Attached {
     fn drop(&mut self) {
         let Caches { recent, others } = self.0.get_mut();
-        for mine in recent.take().into_iter().chain(others.drain(..)) {
+        for mut mine in recent.take().into_iter().chain(others.drain(..)) {
+            // From then on it has no owner.
             mine.cache.with(|inner| inner.asked = Some(mine.asked));
-            mine.cache.attached.store(false, Ordering::Relaxed);
         }
     }
 }
@@ -538,20 +505,20 @@ pub(crate) fn look_at_mine_if_due(allocator: u64, f: impl FnOnce(&mut Inner)) {
 }
 
 /// Gives this thread a cache. Those of allocators that are gone are dropped.
-pub(crate) fn attach(cache: Arc<ThreadCache>) {
+pub(crate) fn attach(allocator: u64, mut cache: Owner<Inner>) {
     // A thread that is ending takes none: its blocks come from the heap and go there.
     let _ = ATTACHED.try_with(|attached| {
         let Some(asked) = cache.with(|inner| inner.asked.take()) else {
             return;
         };
         let mut caches = attached.0.borrow_mut();
-        let is_used = |mine: &mut Mine| Arc::strong_count(&mine.cache) > 1;
+        let is_used = |mine: &mut Mine| mine.cache.has_visitor();
         caches.others.retain_mut(is_used);
         let before = caches.recent.take_if(is_used);
         caches.others.extend(before);
         caches.recent = Some(Mine {
-            allocator: cache.allocator,
-            cache: Arc::clone(&cache),
+            allocator,
+            cache,
             to_visit: false,
             recent: None,
             streams: Vec::new(),

@@ -3,6 +3,7 @@
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p lastref-alloc --test loom --release`.
 #![cfg(loom)]
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,7 +21,29 @@ const S0: StreamId = StreamId::DEFAULT;
 fn allocator(capacity: u64) -> CachingAllocator<SimDevice> {
     let device = SimDevice::new(SimOptions::new(capacity)).unwrap();
     let options = AllocatorOptions::new().with_backing(Backing::Segments);
-    CachingAllocator::with_options(device, &options)
+    with_options(device, &options)
+}
+
+fn with_options(device: SimDevice, options: &AllocatorOptions) -> CachingAllocator<SimDevice> {
+    let allocator = CachingAllocator::with_options(device, options);
+    if !BARRIERS.get() {
+        allocator.disable_barriers();
+    }
+    allocator
+}
+
+thread_local! {
+    /// Whether the caches of threads are visited by barriers, in the models that this thread runs:
+    /// loom's threads all run on it.
+    static BARRIERS: Cell<bool> = const { Cell::new(true) };
+}
+
+/// A model of the caches of threads: their flags are of two kinds.
+fn model_of_caches(f: impl Fn() + Send + Sync + Clone + 'static) {
+    model(f.clone());
+    BARRIERS.set(false);
+    model(f);
+    BARRIERS.set(true);
 }
 
 /// Two threads switch at most this often against their will: the bound that keeps the models
@@ -120,7 +143,7 @@ fn cached(allocator: &CachingAllocator<SimDevice>, bytes: u64) {
 
 #[test]
 fn a_cache_is_emptied_while_its_thread_uses_it() {
-    model(|| {
+    model_of_caches(|| {
         let allocator = allocator(64 * MIB);
         let other = allocator.clone();
         let thread = thread::spawn(move || {
@@ -141,7 +164,7 @@ fn a_cache_is_emptied_while_its_thread_uses_it() {
 
 #[test]
 fn statistics_are_exact_while_a_cache_is_in_use() {
-    model(|| {
+    model_of_caches(|| {
         let allocator = allocator(64 * MIB);
         let other = allocator.clone();
         let thread = thread::spawn(move || {
@@ -160,7 +183,7 @@ fn statistics_are_exact_while_a_cache_is_in_use() {
 
 #[test]
 fn a_small_block_may_be_freed_on_any_thread() {
-    model(|| {
+    model_of_caches(|| {
         let allocator = allocator(64 * MIB);
         let block = allocator.alloc(1000, S0).unwrap();
         let other = allocator.clone();
@@ -179,6 +202,7 @@ fn a_small_block_may_be_freed_on_any_thread() {
 
 #[test]
 fn a_thread_that_ends_leaves_its_cache_to_others() {
+    // With barriers only, for the time that three threads take.
     model(|| {
         let allocator = allocator(64 * MIB);
         let other = allocator.clone();
@@ -194,7 +218,7 @@ fn a_thread_that_ends_leaves_its_cache_to_others() {
 
 #[test]
 fn the_last_small_block_and_the_last_handle_go_at_once() {
-    model(|| {
+    model_of_caches(|| {
         let allocator = allocator(64 * MIB);
         let device = allocator.device().clone();
         cached(&allocator, 1000);
@@ -213,7 +237,7 @@ fn the_last_small_block_and_the_last_handle_go_at_once() {
 
 #[test]
 fn nothing_is_cached_on_a_stream_that_was_retired() {
-    model(|| {
+    model_of_caches(|| {
         let allocator = allocator(64 * MIB);
         let stream = allocator.device().create_stream(0).unwrap();
         for _ in 0..2 {
@@ -234,12 +258,12 @@ fn nothing_is_cached_on_a_stream_that_was_retired() {
 
 #[test]
 fn histories_of_two_threads_are_one() {
-    model(|| {
+    model_of_caches(|| {
         let device = SimDevice::new(SimOptions::new(64 * MIB)).unwrap();
         let options = AllocatorOptions::new()
             .with_backing(Backing::Segments)
             .with_history(100);
-        let allocator = CachingAllocator::with_options(device, &options);
+        let allocator = with_options(device, &options);
         let block = allocator.alloc(1000, S0).unwrap();
         let other = allocator.clone();
         let thread = thread::spawn(move || {

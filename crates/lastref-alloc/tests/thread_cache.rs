@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use lastref_alloc::sim::{Call, SimDevice, SimOptions};
 use lastref_alloc::{
@@ -16,13 +17,20 @@ const S0: StreamId = StreamId::DEFAULT;
 
 type Allocator = CachingAllocator<SimDevice>;
 
-fn allocators() -> [Allocator; 2] {
-    [Backing::Auto, Backing::Segments].map(|backing| {
+/// Of both backings, and both kinds of flags of caches.
+fn allocators() -> impl Iterator<Item = Allocator> {
+    let backings = [Backing::Auto, Backing::Segments].into_iter();
+    let kinds = backings.flat_map(|backing| [(backing, true), (backing, false)]);
+    kinds.map(|(backing, has_barriers)| {
         let device = SimDevice::new(SimOptions::new(256 * MIB)).unwrap();
         let options = AllocatorOptions::new()
             .with_backing(backing)
             .with_history(100_000);
-        CachingAllocator::with_options(device, &options)
+        let allocator = CachingAllocator::with_options(device, &options);
+        if !has_barriers {
+            allocator.disable_barriers();
+        }
+        allocator
     })
 }
 
@@ -275,7 +283,7 @@ fn of_one_size_no_more_are_kept_than_a_set_holds() {
 
 #[test]
 fn caches_are_emptied_before_the_heap_grows() {
-    let [allocator, _] = allocators();
+    let allocator = allocators().next().unwrap();
     for n in 0..16 {
         ask_twice(&allocator, 100 * KIB + n, S0);
     }
@@ -431,5 +439,34 @@ fn a_hit_makes_no_call_of_the_device() {
         }
         assert_eq!(allocator.device().counters().total_calls(), calls);
         assert_eq!(allocator.device().counters().calls(Call::QueryEvent), 0);
+    }
+}
+
+/// Loom cannot judge the barriers of the system and the processor: what is counted twice at once is lost.
+#[test]
+fn nothing_is_lost_where_others_look_into_a_cache_in_use() {
+    const PAIRS: u64 = 200_000;
+    for allocator in allocators() {
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..PAIRS {
+                    drop(take(&allocator, 1000));
+                }
+                is_done.store(true, Ordering::Relaxed);
+            });
+            while !is_done.load(Ordering::Relaxed) {
+                let stats = allocator.stats().allocation.all;
+                assert_eq!(stats.allocated - stats.freed, stats.current);
+                assert!(stats.current <= 1 && stats.peak <= 1, "{stats:?}");
+                // Time for the other to be anywhere.
+                for _ in 0..stats.allocated % 61 {
+                    std::hint::spin_loop();
+                }
+            }
+        });
+        let stats = allocator.stats().allocation.all;
+        assert_eq!((stats.allocated, stats.freed), (PAIRS, PAIRS));
+        assert_empty(&allocator);
     }
 }
