@@ -93,11 +93,6 @@ fn every_tile_of_real_histories_is_right() {
 }
 
 /// Every column of every tile against the allocations themselves.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::needless_range_loop,
-    reason = "a tile has 512 columns"
-)]
 fn check_tiles(timeline: &Timeline) {
     let (entries, levels) = (timeline.entries(), timeline.levels());
     assert_eq!(timeline.tiles(levels - 1), 1);
