@@ -372,6 +372,46 @@ proptest! {
     }
 }
 
+/// The last page of a closed pool is moved to another pool, once a stream is done with it.
+#[test]
+fn a_closed_pool_whose_pages_are_moved_away_is_removed() {
+    let alloc = |bytes, stream, pool| Op::Alloc {
+        bytes,
+        stream,
+        pool,
+    };
+    let program = [
+        Op::LateEvents(0),
+        alloc(1000, 0, None),
+        Op::ReplacePool(0),
+        Op::Free { at: 0 },
+        alloc(1000, 0, None),
+        Op::LateEvents(2),
+        alloc(32 * MIB, 0, None),
+        Op::ResetPeaks,
+        alloc(1000, 1, Some(0)),
+        Op::ReplacePool(0),
+        alloc(131_073, 0, None),
+        alloc(69_206_017, 0, Some(1)),
+        Op::Free {
+            at: 5_498_408_114_412_370_820,
+        },
+        alloc(1000, 0, Some(0)),
+        Op::Limit(Some(0)),
+        Op::EmptyCache,
+        alloc(1000, 0, None),
+        alloc(1000, 0, None),
+        Op::Free {
+            at: 1_935_563_526_632_223_004,
+        },
+        Op::Free {
+            at: 2_724_257_859_230_266_746,
+        },
+        alloc(1000, 0, None),
+    ];
+    run(Backing::Auto, 43_346_316_744_974_259, &program).unwrap();
+}
+
 /// For a program that is known, every device call fails once, and from then on, in turn.
 #[test]
 fn every_single_failure_leaves_nothing_lost() {

@@ -1,8 +1,10 @@
-"""The stand-in counts what PyTorch asks of the device: what the benchmark beside PyTorch rests on."""
+"""The benchmark's own stand-in, in C, counts what PyTorch asks of the device."""
 
+import importlib.util
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,19 @@ print(json.dumps(said))
 MIB = 1 << 20
 
 
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables under which a program finds its devices. It takes a second to build."""
+    place = Path(__file__).parent / "standin" / "build.py"
+    spec = importlib.util.spec_from_file_location("lastref_standin_build", place)
+    assert spec is not None
+    assert spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    found: dict[str, str] = build.environment(build.build(tmp_path_factory.mktemp("standin")), 11_000)
+    return found
+
+
 @pytest.mark.parametrize(
     ("conf", "first", "more"),
     [
@@ -66,10 +81,14 @@ MIB = 1 << 20
     ],
 )
 def test_calls_are_counted_with_their_bytes(
-    run_torch: RunTorch, conf: str, first: dict[str, list[object]], more: dict[str, list[object]]
+    run_torch: RunTorch,
+    counting: dict[str, str],
+    conf: str,
+    first: dict[str, list[object]],
+    more: dict[str, list[object]],
 ) -> None:
     """Native segments are of the size asked for; expandable ones grow by handles of 20 MiB, or 2 for small blocks."""
-    ran = run_torch("-c", PROGRAM, env={"PYTORCH_CUDA_ALLOC_CONF": conf})
+    ran = run_torch("-c", PROGRAM, env={**counting, "PYTORCH_CUDA_ALLOC_CONF": conf})
     after_one, at_the_end, peak = json.loads(ran.stdout)
     for expected, found in ((first, after_one), (more, at_the_end)):
         for name, (calls, size, timed) in expected.items():

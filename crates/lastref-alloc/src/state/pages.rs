@@ -287,6 +287,8 @@ impl State {
                     moved += state.move_pages_at_work(device, must_move - moved, page_bytes);
                 }
             });
+            // A closed pool's last page may have gone: a stream was done with it only now.
+            self.remove_closed(device);
         }
         self.stats.num_pages_moved += moved / page_bytes;
         if moved > 0 {
