@@ -120,7 +120,7 @@ pub(crate) fn verify(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// What [`bench`] is to do.
+/// What [`bench()`] is to do.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Options {
     /// Print JSON.
