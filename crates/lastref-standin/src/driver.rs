@@ -904,26 +904,13 @@ exports! {
     // ---- memory pools -----------------------------------------------------------------------------------
 
     fn cuDeviceGetDefaultMemPool(out: Out<Opaque>, device: c_int) {
-        driver(|state| {
-            let device = state.device(device)?;
-            out.set(state.gpus[device].default_pool)
-        })
+        driver(|state| out.set(state.default_pool(device)?))
     }
     fn cuDeviceGetMemPool(out: Out<Opaque>, device: c_int) {
-        driver(|state| {
-            let device = state.device(device)?;
-            out.set(state.gpus[device].current_pool)
-        })
+        driver(|state| out.set(state.current_pool(device)?))
     }
     fn cuDeviceSetMemPool(device: c_int, pool: Opaque) {
-        driver(|state| {
-            let device = state.device(device)?;
-            if state.pool(pool)?.device != device {
-                return Err(Code::INVALID_VALUE);
-            }
-            state.gpus[device].current_pool = pool;
-            Ok(())
-        })
+        driver(|state| state.set_current_pool(device, pool))
     }
     fn cuMemPoolCreate(out: Out<Opaque>, props: In<CUmemPoolProps>) {
         driver(|state| out.set(create_pool(state, props.get()?)?))
@@ -944,12 +931,7 @@ exports! {
         driver(|state| state.pool(pool).map(|_| ()))
     }
     fn cuMemPoolGetAccess(flags: Out<c_int>, pool: Opaque, location: In<CUmemLocation>) {
-        driver(|state| {
-            let location = location.get()?;
-            let device = state.pool(pool)?.device;
-            let own = state.device(location.id)? == device;
-            flags.set(if own { 3 } else { 0 })
-        })
+        driver(|state| flags.set(state.pool_access(pool, location.get()?.id)?))
     }
     fn [cuMemAllocAsync_ptsz] cuMemAllocAsync(out: Out<u64>, bytes: u64, stream: Opaque) {
         on_stream(stream, |state, on| {

@@ -246,15 +246,9 @@ macro_rules! exports {
     };
 }
 
-macro_rules! export {
-    (
-        $library:ident, $name:ident, $own:literal, ($($argument:ident: $type:ty),* $(,)?), $body:block
-    ) => {
-        #[unsafe(no_mangle)]
-        pub(crate) extern "C" fn $name($($argument: $type),*) -> ::std::ffi::c_int {
-            $crate::entry::call(&$name::ENTRY, || $body)
-        }
-
+/// What is kept of an exported function, in a module of its name.
+macro_rules! listed {
+    ($library:ident, $name:ident, $own:literal) => {
         mod $name {
             pub(super) static ENTRY: $crate::entry::Entry = $crate::entry::Entry::new(
                 stringify!($name),
@@ -266,6 +260,19 @@ macro_rules! export {
                 function: $crate::entry::Function::new(super::$name as *const ::std::ffi::c_void),
             };
         }
+    };
+}
+
+macro_rules! export {
+    (
+        $library:ident, $name:ident, $own:literal, ($($argument:ident: $type:ty),* $(,)?), $body:block
+    ) => {
+        #[unsafe(no_mangle)]
+        pub(crate) extern "C" fn $name($($argument: $type),*) -> ::std::ffi::c_int {
+            $crate::entry::call(&$name::ENTRY, || $body)
+        }
+
+        $crate::entry::listed!($library, $name, $own);
     };
 }
 
@@ -281,17 +288,7 @@ macro_rules! plain_exports {
                 $crate::entry::plain(&$name::ENTRY, || $body, || $otherwise)
             }
 
-            mod $name {
-                pub(super) static ENTRY: $crate::entry::Entry = $crate::entry::Entry::new(
-                    stringify!($name),
-                    $crate::entry::Library::$library,
-                    false,
-                );
-                pub(super) const EXPORT: $crate::entry::Export = $crate::entry::Export {
-                    entry: &ENTRY,
-                    function: $crate::entry::Function::new(super::$name as *const ::std::ffi::c_void),
-                };
-            }
+            $crate::entry::listed!($library, $name, false);
         )+
 
         /// The functions of this module that return something else than a result, by name.
@@ -309,17 +306,7 @@ macro_rules! unsupported_exports {
                 $crate::entry::unsupported(&$name::ENTRY)
             }
 
-            mod $name {
-                pub(super) static ENTRY: $crate::entry::Entry = $crate::entry::Entry::new(
-                    stringify!($name),
-                    $crate::entry::Library::$library,
-                    false,
-                );
-                pub(super) const EXPORT: $crate::entry::Export = $crate::entry::Export {
-                    entry: &ENTRY,
-                    function: $crate::entry::Function::new(super::$name as *const ::std::ffi::c_void),
-                };
-            }
+            $crate::entry::listed!($library, $name, false);
         )+
 
         /// The functions of this module, by name.
@@ -327,4 +314,4 @@ macro_rules! unsupported_exports {
     };
 }
 
-pub(crate) use {export, exports, plain_exports, unsupported_exports};
+pub(crate) use {export, exports, listed, plain_exports, unsupported_exports};

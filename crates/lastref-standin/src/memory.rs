@@ -5,6 +5,8 @@
 //! 1. A [`Region`] is memory that a caller may use now: `regions` has it by its start, and regions do not overlap.
 //! 2. A [`Physical`] goes when it has neither a handle nor a mapping.
 
+use std::ffi::c_int;
+
 use lastref_alloc::sim::SimDevice;
 use lastref_alloc::{
     AllocError, Block, CachingAllocator, Device as _, DeviceIndex, DevicePtr, MemoryInfo, PageId,
@@ -570,6 +572,31 @@ impl State {
 
     pub(crate) fn pool(&mut self, handle: u64) -> Result<&mut Pool, Code> {
         self.pools.get_mut(&handle).ok_or(Code::INVALID_VALUE)
+    }
+
+    /// The pool that a device came with.
+    pub(crate) fn default_pool(&self, device: c_int) -> Result<u64, Code> {
+        Ok(self.gpus[self.device(device)?].default_pool)
+    }
+
+    /// The pool that a device allocates from in order with a stream.
+    pub(crate) fn current_pool(&self, device: c_int) -> Result<u64, Code> {
+        Ok(self.gpus[self.device(device)?].current_pool)
+    }
+
+    pub(crate) fn set_current_pool(&mut self, device: c_int, pool: u64) -> Outcome {
+        let device = self.device(device)?;
+        if self.pool(pool)?.device != device {
+            return Err(Code::INVALID_VALUE);
+        }
+        self.gpus[device].current_pool = pool;
+        Ok(())
+    }
+
+    /// What a device may do with a pool's memory: all of it with its own, nothing with others'.
+    pub(crate) fn pool_access(&mut self, pool: u64, device: c_int) -> Result<c_int, Code> {
+        let own = self.pool(pool)?.device;
+        Ok(if self.device(device)? == own { 3 } else { 0 })
     }
 
     pub(crate) fn allocate_from_pool(

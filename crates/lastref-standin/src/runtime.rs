@@ -573,26 +573,13 @@ exports! {
     // ---- memory pools -----------------------------------------------------------------------------------
 
     fn cudaDeviceGetDefaultMemPool(out: Out<Opaque>, device: c_int) {
-        runtime(|state| {
-            let device = state.device(device)?;
-            out.set(state.gpus[device].default_pool)
-        })
+        runtime(|state| out.set(state.default_pool(device)?))
     }
     fn cudaDeviceGetMemPool(out: Out<Opaque>, device: c_int) {
-        runtime(|state| {
-            let device = state.device(device)?;
-            out.set(state.gpus[device].current_pool)
-        })
+        runtime(|state| out.set(state.current_pool(device)?))
     }
     fn cudaDeviceSetMemPool(device: c_int, pool: Opaque) {
-        runtime(|state| {
-            let device = state.device(device)?;
-            if state.pool(pool)?.device != device {
-                return Err(Code::INVALID_VALUE);
-            }
-            state.gpus[device].current_pool = pool;
-            Ok(())
-        })
+        runtime(|state| state.set_current_pool(device, pool))
     }
     fn cudaMemPoolCreate(out: Out<Opaque>, props: In<CUmemPoolProps>) {
         runtime(|state| out.set(create_pool(state, props.get()?)?))
@@ -613,12 +600,7 @@ exports! {
         runtime(|state| state.pool(pool).map(|_| ()))
     }
     fn cudaMemPoolGetAccess(flags: Out<c_int>, pool: Opaque, location: In<CUmemLocation>) {
-        runtime(|state| {
-            let location = location.get()?;
-            let device = state.pool(pool)?.device;
-            let own = state.device(location.id)? == device;
-            flags.set(if own { 3 } else { 0 })
-        })
+        runtime(|state| flags.set(state.pool_access(pool, location.get()?.id)?))
     }
     fn [cudaMallocAsync_ptsz] cudaMallocAsync(out: Out<u64>, bytes: u64, stream: Opaque) {
         on_stream(stream, |state, on| {
