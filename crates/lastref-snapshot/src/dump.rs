@@ -677,16 +677,9 @@ impl From<&Snapshot> for Dump {
 
 impl From<&snapshot::TraceEntry> for Entry {
     fn from(entry: &snapshot::TraceEntry) -> Self {
-        let (action, address) = match entry.action {
-            TraceAction::Alloc => (Action::Alloc, entry.address),
-            TraceAction::FreeRequested => (Action::FreeRequested, entry.address),
-            TraceAction::FreeCompleted => (Action::FreeCompleted, entry.address),
-            TraceAction::SegmentAlloc => (Action::SegmentAlloc, entry.address),
-            TraceAction::SegmentFree => (Action::SegmentFree, entry.address),
-            TraceAction::SegmentMap => (Action::SegmentMap, entry.address),
-            TraceAction::SegmentUnmap => (Action::SegmentUnmap, entry.address),
-            TraceAction::Snapshot => (Action::Snapshot, entry.address),
-            TraceAction::Oom { device_free_bytes } => (Action::Oom, device_free_bytes),
+        let address = match entry.action {
+            TraceAction::Oom { device_free_bytes } => device_free_bytes,
+            _ => entry.address,
         };
         Self {
             address,
@@ -696,7 +689,7 @@ impl From<&snapshot::TraceEntry> for Entry {
             stack: StackId(0),
             pool: PoolId(0),
             notes: NotesId(0),
-            action,
+            action: entry.action.kind(),
         }
     }
 }

@@ -14,6 +14,8 @@
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
+use crate::dump::Action;
+
 /// All memory an allocator held at one moment, on every device it serves.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Snapshot {
@@ -186,20 +188,26 @@ pub enum TraceAction {
 }
 
 impl TraceAction {
+    /// What happened, without what an out-of-memory entry says besides.
+    #[must_use]
+    pub const fn kind(self) -> Action {
+        match self {
+            Self::Alloc => Action::Alloc,
+            Self::FreeRequested => Action::FreeRequested,
+            Self::FreeCompleted => Action::FreeCompleted,
+            Self::SegmentAlloc => Action::SegmentAlloc,
+            Self::SegmentFree => Action::SegmentFree,
+            Self::SegmentMap => Action::SegmentMap,
+            Self::SegmentUnmap => Action::SegmentUnmap,
+            Self::Snapshot => Action::Snapshot,
+            Self::Oom { .. } => Action::Oom,
+        }
+    }
+
     /// PyTorch's word for it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Alloc => "alloc",
-            Self::FreeRequested => "free_requested",
-            Self::FreeCompleted => "free_completed",
-            Self::SegmentAlloc => "segment_alloc",
-            Self::SegmentFree => "segment_free",
-            Self::SegmentMap => "segment_map",
-            Self::SegmentUnmap => "segment_unmap",
-            Self::Snapshot => "snapshot",
-            Self::Oom { .. } => "oom",
-        }
+        self.kind().as_str()
     }
 }
 

@@ -574,16 +574,22 @@ impl Build {
                 .collect();
         }
         for (from, to) in uncovered {
-            self.segments.push(Span {
-                address: from,
-                bytes: to - from,
-                start: 0,
-                given: NEVER,
-                end: at,
-                stack: StackId::default(),
-                ..*range
-            });
+            self.reserved_before(from, to, range.stream, range.growable, at);
         }
+    }
+
+    /// Adds what was reserved before the history began, up to the moment `end`.
+    fn reserved_before(&mut self, from: u64, to: u64, stream: u64, growable: bool, end: u32) {
+        self.segments.push(Span {
+            address: from,
+            bytes: to - from,
+            start: 0,
+            given: NEVER,
+            end,
+            stack: StackId::default(),
+            stream,
+            growable,
+        });
     }
 
     /// The parts of a segment that is there at the end, and that no entry reserved.
@@ -610,16 +616,7 @@ impl Build {
             gaps.push((from, end));
         }
         for (from, to) in gaps {
-            self.segments.push(Span {
-                address: from,
-                bytes: to - from,
-                start: 0,
-                given: NEVER,
-                end: NEVER,
-                stack: StackId::default(),
-                stream,
-                growable,
-            });
+            self.reserved_before(from, to, stream, growable, NEVER);
         }
     }
 
@@ -682,23 +679,22 @@ fn sums(spans: &[Span], last: u32) -> Vec<u64> {
 /// By level from 1 on: the moment of each column, up to the level with one column.
 fn fullest(live: &[u64]) -> Vec<Vec<u32>> {
     let moments = u32::try_from(live.len()).unwrap_or(NEVER);
-    let mut levels: Vec<Vec<u32>> = Vec::new();
-    let mut below: Vec<u32> = (0..moments).collect();
-    loop {
-        let columns: Vec<u32> = below
-            .chunks(2)
-            .map(|pair| match *pair {
-                [a, b] if live[b as usize] > live[a as usize] => b,
-                _ => pair[0],
-            })
-            .collect();
-        let done = columns.len() <= 1;
-        levels.push(columns.clone());
-        if done {
-            return levels;
-        }
-        below = columns;
+    let fuller = |below: &[u32]| -> Vec<u32> {
+        let fullest = |pair: &[u32]| match *pair {
+            [a, b] if live[b as usize] > live[a as usize] => b,
+            _ => pair[0],
+        };
+        below.chunks(2).map(fullest).collect()
+    };
+    let mut levels = Vec::new();
+    let mut columns = fuller(&(0..moments).collect::<Vec<_>>());
+    while columns.len() > 1 {
+        let above = fuller(&columns);
+        levels.push(columns);
+        columns = above;
     }
+    levels.push(columns);
+    levels
 }
 
 fn marks(dump: &Dump, device: u32, entries: &[Entry]) -> Vec<Mark> {
