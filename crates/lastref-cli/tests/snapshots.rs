@@ -4,33 +4,16 @@
     reason = "a test that cannot run its command has failed"
 )]
 
+mod common;
+
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-fn run(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lastref"));
-    command
-        .args(arguments)
-        .env_remove("CLICOLOR_FORCE")
-        .output()
-        .unwrap()
-}
-
-fn text(arguments: &[&str]) -> String {
-    let done = run(arguments);
-    assert!(done.status.success(), "{done:?}");
-    String::from_utf8(done.stdout).unwrap()
-}
-
-fn snapshot(name: &str) -> String {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = here.join("../lastref-snapshot/testdata").join(name);
-    path.to_str().unwrap().to_owned()
-}
+use common::{run, snapshot, text};
 
 /// Compares with the file of this name; LASTREF_BLESS=1 writes it.
 #[track_caller]

@@ -4,38 +4,18 @@
     reason = "a test that cannot run its command has failed"
 )]
 
+mod common;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Stdio};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::read::GzDecoder;
 use serde_json::Value;
 
-fn lastref() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lastref"));
-    command.env_remove("CLICOLOR_FORCE").stdin(Stdio::null());
-    command
-}
-
-fn run(arguments: &[&str]) -> Output {
-    lastref().args(arguments).output().unwrap()
-}
-
-#[track_caller]
-fn text(arguments: &[&str]) -> String {
-    let done = run(arguments);
-    assert!(done.status.success(), "{done:?}");
-    String::from_utf8(done.stdout).unwrap()
-}
-
-fn snapshot(name: &str) -> String {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = here.join("../lastref-snapshot/testdata").join(name);
-    path.to_str().unwrap().to_owned()
-}
+use common::{lastref, run, snapshot, text};
 
 fn stats(file: &str) -> Value {
     serde_json::from_str(&text(&["stats", "--json", file])).unwrap()

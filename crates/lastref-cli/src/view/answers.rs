@@ -94,9 +94,10 @@ pub(super) struct StackRow {
     count: u64,
 }
 
-/// What a page says of its files. `finest` is the finest level that it can get of a device.
-pub(super) fn about(files: &[File], finest: impl Fn(&Timeline) -> u32) -> About {
-    let device = |timeline: &Timeline| DeviceAbout {
+/// What a page says of its files. `finest` is the finest level that it can get of a device, by the
+/// positions of the file and of the device in it.
+pub(super) fn about(files: &[File], finest: impl Fn(usize, usize) -> u32) -> About {
+    let device = |file, (at, timeline): (usize, &Timeline)| DeviceAbout {
         device: timeline.device(),
         entries: timeline.entries(),
         allocations: timeline.allocations().len(),
@@ -104,19 +105,22 @@ pub(super) fn about(files: &[File], finest: impl Fn(&Timeline) -> u32) -> About 
         peak_entry: timeline.peak(),
         peak_reserved_bytes: timeline.peak_reserved_bytes(),
         levels: timeline.levels(),
-        finest: finest(timeline),
+        finest: finest(file, at),
         marks: timeline.marks().to_vec(),
         notes: timeline.notes().to_vec(),
     };
     About {
         version: env!("CARGO_PKG_VERSION"),
         columns_per_tile: COLUMNS_PER_TILE,
-        files: files
-            .iter()
-            .map(|file| FileAbout {
+        files: (0..)
+            .zip(files)
+            .map(|(at, file)| FileAbout {
                 name: file.name.clone(),
                 stacks: file.dump.num_stacks(),
-                devices: file.timelines.iter().map(device).collect(),
+                devices: (0..)
+                    .zip(&file.timelines)
+                    .map(|timeline| device(at, timeline))
+                    .collect(),
             })
             .collect(),
     }

@@ -53,18 +53,13 @@ pub(super) fn with_data(files: &[File]) -> Result<String> {
         .split_once(PLACE)
         .context("the page has no place for data: build web/ again")?;
     let mut data = Vec::new();
-    let mut finest = Vec::new();
-    let headers = files
+    let headers: Vec<FileHeader> = files
         .iter()
         .map(|file| {
-            let devices = file.timelines.iter().map(|timeline| {
-                let (tiles, level) = put_tiles(timeline, &mut data);
-                finest.push((std::ptr::from_ref(timeline), level));
-                DeviceHeader {
-                    tiles,
-                    allocations: put_spans(timeline.allocations(), &mut data),
-                    segments: put_spans(timeline.segments(), &mut data),
-                }
+            let devices = file.timelines.iter().map(|timeline| DeviceHeader {
+                tiles: put_tiles(timeline, &mut data),
+                allocations: put_spans(timeline.allocations(), &mut data),
+                segments: put_spans(timeline.segments(), &mut data),
             });
             let devices = devices.collect();
             FileHeader {
@@ -73,9 +68,9 @@ pub(super) fn with_data(files: &[File]) -> Result<String> {
             }
         })
         .collect();
-    let about = answers::about(files, |timeline| {
-        let found = finest.iter().find(|(of, _)| std::ptr::eq(*of, timeline));
-        found.map_or(0, |(_, level)| *level)
+    let about = answers::about(files, |file, device| {
+        let finest = headers[file].devices[device].tiles.last();
+        finest.map_or(0, |(level, ..)| *level)
     });
     let mut header = serde_json::to_vec(&Header {
         about,
@@ -96,12 +91,10 @@ pub(super) fn with_data(files: &[File]) -> Result<String> {
     ))
 }
 
-/// Puts tiles behind `data`, the coarsest level first, and says where, and which level is the
-/// finest.
-fn put_tiles(timeline: &Timeline, data: &mut Vec<u8>) -> (Vec<(u32, usize, usize, usize)>, u32) {
+/// Puts tiles behind `data`, the coarsest level first and the finest that fits last, and says where.
+fn put_tiles(timeline: &Timeline, data: &mut Vec<u8>) -> Vec<(u32, usize, usize, usize)> {
     let start = data.len();
     let mut places = Vec::new();
-    let mut finest = timeline.levels();
     for level in (0..timeline.levels()).rev() {
         let (places_before, data_before) = (places.len(), data.len());
         for index in 0..timeline.tiles(level) {
@@ -116,12 +109,11 @@ fn put_tiles(timeline: &Timeline, data: &mut Vec<u8>) -> (Vec<(u32, usize, usize
                 // A level is there whole or not at all.
                 places.truncate(places_before);
                 data.truncate(data_before);
-                return (places, finest);
+                return places;
             }
         }
-        finest = level;
     }
-    (places, finest)
+    places
 }
 
 fn put_spans(spans: &[Span], data: &mut Vec<u8>) -> Column {

@@ -136,7 +136,7 @@ fn device(shared: &Shared, file: usize, device: usize) -> Option<(&File, &Timeli
 }
 
 async fn about(State(shared): App) -> Response {
-    Json(answers::about(&shared.files, |_| 0)).into_response()
+    Json(answers::about(&shared.files, |_, _| 0)).into_response()
 }
 
 #[derive(Deserialize)]
