@@ -478,6 +478,28 @@ impl CudaDevice {
         }
     }
 
+    /// Copies between the host and the `bytes` bytes at `ptr` by way of pinned buffers, as `copy` does.
+    fn copy_staged(
+        &self,
+        call: &'static str,
+        ptr: DevicePtr,
+        bytes: u64,
+        stream: StreamId,
+        copy: impl FnOnce(&Stream) -> DeviceResult<()>,
+    ) -> DeviceResult<()> {
+        let _entered = self.enter(call)?;
+        let on = self.stream(call, stream)?;
+        self.check(call, ptr, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.refuse_capture(call, stream, &on)?;
+        let _uncaptured = self.uncaptured()?;
+        let copied = copy(&on);
+        self.trim_if_overfull();
+        copied
+    }
+
     /// Gives pinned memory back that is more than the cache should hold.
     fn trim_if_overfull(&self) {
         if pinned::is_overfull() {
@@ -904,33 +926,15 @@ unsafe impl Device for CudaDevice {
     // ---- moving bytes ----
 
     fn copy_from_host(&self, dst: DevicePtr, src: &[u8], stream: StreamId) -> DeviceResult<()> {
-        const CALL: &str = "copy_from_host";
-        let _entered = self.enter(CALL)?;
-        let on = self.stream(CALL, stream)?;
-        self.check(CALL, dst, src.len() as u64)?;
-        if src.is_empty() {
-            return Ok(());
-        }
-        self.refuse_capture(CALL, stream, &on)?;
-        let _uncaptured = self.uncaptured()?;
-        let sent = self.send(dst, src, &on);
-        self.trim_if_overfull();
-        sent
+        self.copy_staged("copy_from_host", dst, src.len() as u64, stream, |on| {
+            self.send(dst, src, on)
+        })
     }
 
     fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> DeviceResult<()> {
-        const CALL: &str = "copy_to_host";
-        let _entered = self.enter(CALL)?;
-        let on = self.stream(CALL, stream)?;
-        self.check(CALL, src, dst.len() as u64)?;
-        if dst.is_empty() {
-            return Ok(());
-        }
-        self.refuse_capture(CALL, stream, &on)?;
-        let _uncaptured = self.uncaptured()?;
-        let fetched = self.fetch(dst, src, &on);
-        self.trim_if_overfull();
-        fetched
+        self.copy_staged("copy_to_host", src, dst.len() as u64, stream, |on| {
+            self.fetch(dst, src, on)
+        })
     }
 
     fn copy(
