@@ -17,25 +17,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use lastref_bench::work::{SIZES, THREADS};
 use lastref_snapshot::trace::Trace;
 use serde_json::{Value, json};
 
 use replayed::Replayed;
 
 const ROUNDS: usize = 5;
-const SIZES: [u64; 9] = [
-    512,
-    4 << 10,
-    64 << 10,
-    128 << 10,
-    256 << 10,
-    1 << 20,
-    4 << 20,
-    16 << 20,
-    64 << 20,
-];
-const THREADS: [usize; 3] = [1, 2, 4];
-
 /// How many times faster than native lastref must be, for [`SIZES`] up to this one.
 const FASTER: (f64, u64) = (8.0, 128 << 10);
 /// The most that `lastref.empty` may take, in nanoseconds, and how many times faster it must be.

@@ -178,8 +178,9 @@ pub fn hand_over() -> DeviceResult<f64> {
     }))
 }
 
-/// `splitmix64`.
-struct Random(u64);
+/// Numbers by `splitmix64`, from a seed.
+#[derive(Debug)]
+pub struct Random(pub u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -190,12 +191,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, end: u64) -> u64 {
+    /// A number from 0 up to `end`, which is not 0.
+    pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    /// From 512 bytes to 8 MiB: every power of two equally likely.
-    fn size(&mut self) -> u64 {
+    /// A size from 512 bytes to 4 MiB: every power of two equally likely.
+    pub fn size(&mut self) -> u64 {
         let octave = 512 << self.below(13);
         octave + self.below(octave)
     }
