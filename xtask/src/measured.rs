@@ -15,7 +15,7 @@ use clap::ValueEnum;
 use serde_json::Value;
 
 use crate::command::{cargo, to_stderr};
-use crate::mechanisms::{self, Summary};
+use crate::mechanisms::{self, Summary, row};
 use crate::torch;
 use crate::traces::number;
 use crate::workspace::Workspace;
@@ -361,19 +361,12 @@ impl Data {
                          |---|---|---:|---:|---:|---:|---:|---:|\n"
             .to_owned();
         for entry in self.mechanisms.as_array().into_iter().flatten() {
-            let of = |field| Summary::of(entry, "given", field);
-            let (reserved, smallest) = (of("reserved_over_live")?, of("smallest_over_live")?);
+            let [reserved, most, smallest, largest, device, host] = row(entry)?;
             let name = entry["name"].as_str().context("a mechanism has a name")?;
             let does = entry["does"].as_str().unwrap_or_default();
             let _ = writeln!(
                 table,
-                "| {name} | {does} | {:.4} | {:.4} | {:.4} | {:.4} | {:.0} ms | {:.0} ns |",
-                reserved.mean,
-                reserved.worst,
-                smallest.mean,
-                smallest.worst,
-                of("device_microseconds")?.mean / 1e3,
-                of("nanoseconds_per_operation")?.mean,
+                "| {name} | {does} | {reserved:.4} | {most:.4} | {smallest:.4} | {largest:.4} | {device:.0} ms | {host:.0} ns |",
             );
         }
         Ok(table)

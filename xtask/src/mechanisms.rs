@@ -66,20 +66,28 @@ pub(crate) fn bench(workspace: &Workspace, json: bool, part: Option<&str>) -> Re
         "without", "mean", "worst", "mean", "worst", "ms", "ns/op"
     );
     for entry in found.as_array().into_iter().flatten() {
-        let of = |field| Summary::of(entry, "given", field);
-        let (reserved, smallest) = (of("reserved_over_live")?, of("smallest_over_live")?);
+        let [reserved, most, smallest, largest, device, host] = row(entry)?;
         println!(
-            "{:<36} {:>8.4} {:>8.4} {:>9.4} {:>9.4} {:>8.0} {:>8.1}",
+            "{:<36} {reserved:>8.4} {most:>8.4} {smallest:>9.4} {largest:>9.4} {device:>8.0} {host:>8.1}",
             entry["name"].as_str().unwrap_or_default(),
-            reserved.mean,
-            reserved.worst,
-            smallest.mean,
-            smallest.worst,
-            of("device_microseconds")?.mean / 1e3,
-            of("nanoseconds_per_operation")?.mean,
         );
     }
     Ok(())
+}
+
+/// Over the given traces without one mechanism: reserved over live, mean and worst; the smallest device,
+/// mean and worst; device time in milliseconds and host time in nanoseconds an operation, in the mean.
+pub(crate) fn row(entry: &Value) -> Result<[f64; 6]> {
+    let of = |field| Summary::of(entry, "given", field);
+    let (reserved, smallest) = (of("reserved_over_live")?, of("smallest_over_live")?);
+    Ok([
+        reserved.mean,
+        reserved.worst,
+        smallest.mean,
+        smallest.worst,
+        of("device_microseconds")?.mean / 1e3,
+        of("nanoseconds_per_operation")?.mean,
+    ])
 }
 
 /// A field of the reports of one mechanism.

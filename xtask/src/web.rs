@@ -9,16 +9,11 @@ use std::fs;
 use anyhow::{Result, ensure};
 
 use crate::command::{cargo, command};
-use crate::steps::Steps;
+use crate::steps::{Steps, nothing_is_skipped};
 use crate::workspace::Workspace;
 
 /// Where the page is kept, in the crate that embeds it.
 const PAGE: &str = "crates/lastref-cli/viewer/index.html";
-
-/// Whether nothing may be skipped: where a change is judged.
-fn nothing_is_skipped() -> bool {
-    std::env::var_os("LASTREF_CI").is_some()
-}
 
 /// Runs every test of the page.
 pub(crate) fn test(workspace: &Workspace, steps: &mut Steps) -> Result<()> {

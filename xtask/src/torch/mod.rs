@@ -19,7 +19,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::command::{Command, command};
 use crate::python::{Environment, Profile, interpreter};
-use crate::steps::Steps;
+use crate::steps::{Steps, nothing_is_skipped};
 use crate::workspace::Workspace;
 
 pub(crate) use self::class::changes;
@@ -46,9 +46,6 @@ const IMPORTED: [&str; 8] = [
 /// What the tests need, beside torch and what all tests need.
 const REQUIREMENTS: &str = "python/requirements-torch.txt";
 
-/// Set where nothing may be skipped, by `.ci/run`.
-const NOTHING_IS_SKIPPED: &str = "LASTREF_CI";
-
 /// Runs the tests under PyTorch: all of them on the newest version, those of the guard on the others.
 pub(crate) fn test(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
     let mut bases = Vec::new();
@@ -57,7 +54,7 @@ pub(crate) fn test(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
         for version in VERSIONS {
             match installed(workspace, version, bases.first().map(PathBuf::as_path)) {
                 Ok(base) => bases.push(base),
-                Err(error) if std::env::var_os(NOTHING_IS_SKIPPED).is_none() => {
+                Err(error) if !nothing_is_skipped() => {
                     println!("    torch {version} is not there: {error:#}");
                     missing = Some(version);
                     break;
@@ -194,19 +191,24 @@ fn installed(workspace: &Workspace, version: &str, newest: Option<&Path>) -> Res
     Ok(folder)
 }
 
-/// The environment of our own over an installation in the cache, with the wheel.
+/// The environment of our own over an installation in the cache.
+fn over(workspace: &Workspace, version: &str, base: &Path) -> Result<Environment> {
+    Environment::over(
+        workspace,
+        &workspace.target.join("venv-torch").join(version),
+        &site_packages(base)?,
+        REQUIREMENTS,
+    )
+}
+
+/// As [`over`], with the wheel.
 fn environment(
     workspace: &Workspace,
     version: &str,
     base: &Path,
     wheel: &mut Option<PathBuf>,
 ) -> Result<Environment> {
-    let environment = Environment::over(
-        workspace,
-        &workspace.target.join("venv-torch").join(version),
-        &site_packages(base)?,
-        REQUIREMENTS,
-    )?;
+    let environment = over(workspace, version, base)?;
     if wheel.is_none() {
         *wheel = Some(environment.build_wheel(workspace, Profile::Dev)?);
     }

@@ -4,8 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{REQUIREMENTS, site_packages};
-use crate::python::Environment;
+use super::over;
 use crate::traces;
 use crate::workspace::Workspace;
 
@@ -18,13 +17,7 @@ pub(super) fn compare(
     newest: bool,
 ) -> Result<()> {
     traces::build(workspace)?;
-    let environment = Environment::over(
-        workspace,
-        &workspace.target.join("venv-torch").join(version),
-        &site_packages(base)?,
-        REQUIREMENTS,
-    )?;
-    environment
+    over(workspace, version, base)?
         .python(workspace)
         .args(["python/tests/torch/policy.py"])
         .args([workspace.target.join("release/lastref")])
