@@ -136,7 +136,7 @@ impl State {
         may_wait: bool,
     ) -> Result<(), Miss> {
         loop {
-            let has_asked = self.expected_free < missing.saturating_sub(self.spare_bytes());
+            let has_asked = self.must_ask(missing.saturating_sub(self.spare_bytes()));
             self.find_pages(device, request, missing, page_bytes, may_wait)?;
             let before = self.spare_pages.len();
             let needed = usize::try_from(missing / page_bytes).unwrap_or(usize::MAX);
@@ -156,11 +156,16 @@ impl State {
         }
     }
 
+    /// Whether what the device is known to have free is too little to tell.
+    const fn must_ask(&self, wanted: u64) -> bool {
+        self.expected_free < wanted
+    }
+
     /// How many bytes the device has free, or a part of that. It is asked when half of what it had is
     /// used up: often where little is left, and else hardly ever (asking takes 6 us on an A100, and a
     /// program that grows in small steps would ask a thousand times). None if it does not say.
     fn free_on_device(&mut self, device: &impl Device, wanted: u64) -> Option<u64> {
-        if self.expected_free < wanted {
+        if self.must_ask(wanted) {
             let info = device.memory_info().ok()?;
             self.expected_free = info.free_bytes / 2;
             return Some(info.free_bytes);
