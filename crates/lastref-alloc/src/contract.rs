@@ -123,6 +123,7 @@ cases! {
     bytes_cross_page_borders,
     a_moved_page_keeps_its_bytes,
     pages_can_be_shuffled,
+    pages_are_unmapped_together,
     wrong_page_calls_change_nothing,
     virtual_memory_is_refused_where_there_is_none,
     streams_that_do_not_exist_are_refused,
@@ -546,6 +547,46 @@ fn pages_can_be_shuffled(devices: &[Arc<dyn Device>]) -> DeviceResult<Outcome> {
         }
     }
     paged.close([])?;
+    Ok(Outcome::Passed)
+}
+
+fn pages_are_unmapped_together(devices: &[Arc<dyn Device>]) -> DeviceResult<Outcome> {
+    let device = &*devices[0];
+    let Some(paged) = Paged::new(device, 6)? else {
+        return Ok(NO_VIRTUAL_MEMORY);
+    };
+    let bytes = paged.page_bytes;
+    for page in 0..6 {
+        paged.put(page, page as u64)?;
+        let wanted = pattern(page as u64, bytes);
+        device.copy_from_host(paged.slot(page as u64), &wanted, DEFAULT)?;
+    }
+    device.synchronize()?;
+    let none = device.unmap_pages(paged.slot(0), 0);
+    assert!(none.is_ok(), "unmapping no page: {none:?}");
+    // A part of what was mapped, from the middle.
+    device
+        .unmap_pages(paged.slot(1), 3)
+        .map_err(|(_, error)| error)?;
+    for (slot, page) in [(1, 3), (2, 1), (3, 2)] {
+        paged.put(page, slot)?;
+    }
+    for (slot, page) in [0, 3, 1, 2, 4, 5].into_iter().enumerate() {
+        let read = get(device, paged.slot(slot as u64), bytes, DEFAULT)?;
+        expect_bytes(&read, &pattern(page, bytes), "a page beside unmapped ones");
+    }
+    device.synchronize()?;
+    // Nothing is mapped at the fourth: those before it go, those behind it stay.
+    device.unmap_page(paged.slot(3))?;
+    match device.unmap_pages(paged.slot(1), 4) {
+        Err((done, _)) => assert_eq!(done, 2, "pages before the one that is missing"),
+        Ok(()) => panic!("unmapping four pages, one of which is missing, was accepted"),
+    }
+    for slot in [0, 4, 5] {
+        let read = get(device, paged.slot(slot), bytes, DEFAULT)?;
+        expect_bytes(&read, &pattern(slot, bytes), "a page that stayed");
+    }
+    paged.close([0, 4, 5])?;
     Ok(Outcome::Passed)
 }
 

@@ -448,7 +448,8 @@ pub unsafe trait Device: Send + Sync + 'static {
     }
 
     /// Unmaps `count` pages one behind the other from `ptr` on, as
-    /// [`unmap_page`](Self::unmap_page) does.
+    /// [`unmap_page`](Self::unmap_page) does, but by one call where the device can: most of what
+    /// unmapping costs is the same for one page and for many.
     ///
     /// # Errors
     ///

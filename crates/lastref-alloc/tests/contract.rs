@@ -54,6 +54,7 @@ fn a_device_without_virtual_memory_or_peer_says_what_it_skips() {
         "bytes_cross_page_borders",
         "a_moved_page_keeps_its_bytes",
         "pages_can_be_shuffled",
+        "pages_are_unmapped_together",
         "wrong_page_calls_change_nothing",
         "peers_copy_and_wait_for_each_other",
     ];
@@ -74,6 +75,7 @@ enum Defect {
     LosesMemory,
     RoundsRanges,
     ClearsMovedPages,
+    UnmapsTheFirst,
     OpensOnePage,
     LeaksOnErrors,
     AcceptsAnyWork,
@@ -109,6 +111,7 @@ const NOTICED: &[(Defect, &str)] = &[
     (Defect::RoundsRanges, "wrong_ranges_are_refused"),
     (Defect::ClearsMovedPages, "a_moved_page_keeps_its_bytes"),
     (Defect::ClearsMovedPages, "pages_can_be_shuffled"),
+    (Defect::UnmapsTheFirst, "pages_are_unmapped_together"),
     (Defect::OpensOnePage, "bytes_cross_page_borders"),
     (Defect::LeaksOnErrors, "wrong_page_calls_change_nothing"),
     (
@@ -299,6 +302,15 @@ unsafe impl Device for Broken {
 
     fn unmap_page(&self, ptr: DevicePtr) -> DeviceResult<()> {
         self.inner.unmap_page(ptr)
+    }
+
+    fn unmap_pages(&self, ptr: DevicePtr, count: usize) -> Result<(), (usize, DeviceError)> {
+        let count = if self.has(Defect::UnmapsTheFirst) {
+            count.min(1)
+        } else {
+            count
+        };
+        self.inner.unmap_pages(ptr, count)
     }
 
     fn create_stream(&self, priority: i32) -> DeviceResult<StreamId> {

@@ -783,6 +783,34 @@ fn a_wait_reaches_across_devices() {
 }
 
 #[test]
+fn neighbours_are_unmapped_for_little_more_than_one_page() {
+    let device = SimDevice::new(SimOptions::new(64 << 20)).unwrap();
+    let page_bytes = device.properties().page_bytes.unwrap();
+    let range = device.reserve_range(8 * page_bytes).unwrap();
+    let mut pages = Vec::new();
+    device.create_pages(8, &mut pages).unwrap();
+    let cost = |count: usize, one_by_one: bool| {
+        device.map_pages(range, &pages[..count]).unwrap();
+        let before = device.counters().device_microseconds;
+        if one_by_one {
+            for number in 0..count as u64 {
+                device
+                    .unmap_page(range.offset(number * page_bytes))
+                    .unwrap();
+            }
+        } else {
+            device.unmap_pages(range, count).unwrap();
+        }
+        device.counters().device_microseconds - before
+    };
+    let near = |cost: f64, wanted: f64| assert!((cost - wanted).abs() < 1e-6, "{cost} {wanted}");
+    // The prices of `LatencyTable::a100`.
+    near(cost(1, false), 25.6);
+    near(cost(8, true), 8.0 * 25.6);
+    near(cost(8, false), 25.6 + 7.0 * 1.45);
+}
+
+#[test]
 fn many_pages_at_once_are_as_many_calls_and_fail_where_one_of_them_does() {
     let device = SimDevice::new(SimOptions::new(64 << 20)).unwrap();
     let page_bytes = device.properties().page_bytes.unwrap();

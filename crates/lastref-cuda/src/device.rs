@@ -791,6 +791,33 @@ unsafe impl Device for CudaDevice {
         Ok(())
     }
 
+    /// One call for all of them: the driver takes a range that several mappings make up. Should one
+    /// refuse that, it has unmapped nothing, and they are unmapped one by one.
+    fn unmap_pages(&self, ptr: DevicePtr, count: usize) -> Result<(), (usize, DeviceError)> {
+        const CALL: &str = "cuMemUnmap";
+        let page_bytes = self.page_bytes(CALL).map_err(|error| (0, error))?;
+        let addrs = || (0..count as u64).map(|number| ptr.0.wrapping_add(number * page_bytes));
+        {
+            let _entered = self.enter(CALL).map_err(|error| (0, error))?;
+            let mut books = lock(&self.0.books);
+            if count > 1 && addrs().all(|at| books.check_unmap(at).is_ok()) {
+                match raw::unmap(ptr.0, count as u64 * page_bytes) {
+                    Ok(()) => {
+                        addrs().for_each(|at| books.unmapped_at(at));
+                        return Ok(());
+                    }
+                    Err(failure) if failure.is(CUresult::CUDA_ERROR_INVALID_VALUE) => {}
+                    Err(failure) => return Err((0, self.error(failure))),
+                }
+            }
+        }
+        for (done, at) in addrs().enumerate() {
+            self.unmap_page(DevicePtr(at))
+                .map_err(|error| (done, error))?;
+        }
+        Ok(())
+    }
+
     // ---- streams and events ----
 
     fn create_stream(&self, priority: i32) -> DeviceResult<StreamId> {

@@ -122,15 +122,17 @@ pub fn smallest(trace: &Trace, settings: &Settings, options: ReplayOptions<'_>) 
 fn device_microseconds(stats: &NativeStats) -> f64 {
     let table = LatencyTable::a100();
     let fixed = |call, count: u64| table.call(call).fixed * count as f64;
+    let pages =
+        |call, count: u64| table.call(call).microseconds(SMALLEST_STEP_BYTES) * count as f64;
     if stats.num_ranges > 0 {
         let created = stats.page_bytes_created / SMALLEST_STEP_BYTES;
         let released = stats.page_bytes_released / SMALLEST_STEP_BYTES;
         return fixed(Call::ReserveRange, stats.num_ranges)
-            + fixed(Call::CreatePage, created)
-            + fixed(Call::MapPage, created)
+            + pages(Call::CreatePage, created)
+            + pages(Call::MapPage, created)
             + fixed(Call::SetAccess, stats.num_device_alloc)
-            + fixed(Call::UnmapPage, released)
-            + fixed(Call::DestroyPage, released);
+            + pages(Call::UnmapPage, released)
+            + pages(Call::DestroyPage, released);
     }
     let mebibytes = stats.segment_bytes_allocated as f64 / f64::from(1 << 20);
     fixed(Call::AllocSegment, stats.num_device_alloc)

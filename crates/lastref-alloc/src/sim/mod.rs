@@ -737,8 +737,8 @@ unsafe impl Device for SimDevice {
         entered.memory().unmap_page(ptr)
     }
 
-    // Many pages at once are as many calls, but are measured as one: reading the clock for each would
-    // cost more than what the allocator does for it.
+    // Many pages at once count as that many calls, any of which can fail, but the host's time is
+    // measured once: reading the clock for each would cost more than what the allocator does for it.
 
     fn create_pages(&self, count: usize, pages: &mut Vec<PageId>) -> DeviceResult<()> {
         let mut entered = self.lock(true);
@@ -768,9 +768,11 @@ unsafe impl Device for SimDevice {
         let mut entered = self.lock(true);
         for done in 0..count {
             let at = ptr.offset(done as u64 * PAGE_BYTES);
-            entered
-                .begin(self.0.device, Call::UnmapPage, PAGE_BYTES)
-                .map_err(|error| (done, error))?;
+            let begun = match done {
+                0 => entered.begin(self.0.device, Call::UnmapPage, PAGE_BYTES),
+                _ => entered.begin_more(self.0.device, Call::UnmapPage, PAGE_BYTES),
+            };
+            begun.map_err(|error| (done, error))?;
             entered.note_unmapping(self.0.device, at);
             let unmapped = entered.memory().unmap_page(at);
             unmapped.map_err(|error| (done, error))?;

@@ -398,9 +398,20 @@ impl World {
     /// Begins a device call: counts it, charges for it, fails it if that was asked for, and lets
     /// time pass.
     pub(super) fn begin(&mut self, device: usize, call: Call, bytes: u64) -> DeviceResult<()> {
+        let cost = self.devices[device].latencies.call(call);
+        self.begin_at(device, call, bytes, cost.microseconds(bytes))
+    }
+
+    /// Begins what the device does in one call with what began before: it counts and can fail by
+    /// itself, and costs what its size costs.
+    pub(super) fn begin_more(&mut self, device: usize, call: Call, bytes: u64) -> DeviceResult<()> {
+        let cost = Cost::per_mib(self.devices[device].latencies.call(call).per_mib);
+        self.begin_at(device, call, bytes, cost.microseconds(bytes))
+    }
+
+    fn begin_at(&mut self, device: usize, call: Call, bytes: u64, cost: f64) -> DeviceResult<()> {
         let state = &mut self.devices[device];
         *state.calls.get_mut(call) += 1;
-        let cost = state.latencies.call(call).microseconds(bytes);
         state.device_microseconds += cost;
         self.now += cost;
         if let Some(error) = Self::fault(state, call, bytes) {
