@@ -25,6 +25,7 @@ use lastref_snapshot::{Snapshot, TraceAction};
 use thiserror::Error;
 
 use crate::anchor::Handle;
+use crate::bias::{Held, Lock, lock};
 use crate::block::Block;
 use crate::clock::StreamSlot;
 use crate::device::{BlockObserver, Device, DeviceError, DevicePtr, DeviceResult, StreamId};
@@ -32,7 +33,6 @@ use crate::error::{AllocError, InvalidFraction, OutOfMemoryError};
 use crate::heap::{NodeId, rounded};
 use crate::ladder::{ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungReport};
 use crate::options::{AllocatorOptions, Backing, InvalidOption, Limit};
-use crate::owner::{Held, Lock, lock};
 use crate::pinning::pinned;
 use crate::pool::{PoolStats, routed};
 use crate::state::{Miss, POOLS, Place, PoolId, Request, State};

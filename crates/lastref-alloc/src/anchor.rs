@@ -17,8 +17,8 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 
 use crate::allocator::Shared;
+use crate::bias::lock;
 use crate::device::Device;
-use crate::owner::lock;
 use crate::state::State;
 
 /// A counted handle to an allocator.

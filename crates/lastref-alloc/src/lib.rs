@@ -36,6 +36,13 @@
 
 mod allocator;
 mod anchor;
+#[cfg(not(loom))]
+#[expect(unreachable_pub, reason = "what its models use is public under loom")]
+mod bias;
+/// For its models.
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod bias;
 mod block;
 mod clock;
 #[cfg(any(test, feature = "test-util"))]

@@ -12,8 +12,8 @@
 //! only if it was not recorded again meanwhile.
 
 use crate::allocator::CachingAllocator;
+use crate::bias::lock;
 use crate::device::{Device, DeviceResult, EventId, StreamId};
-use crate::owner::lock;
 
 impl<D: Device> CachingAllocator<D> {
     /// Records an event, as [`Device::record_event`] does. An event that was recorded here once is

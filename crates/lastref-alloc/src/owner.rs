@@ -1,9 +1,9 @@
 //! Flags of one byte, and what only their holder may touch.
 //!
 //! Each thread has a cache that it uses for nearly every small block, and that others look into now
-//! and then; everything else goes through the state, which mostly one thread uses at a time.
+//! and then; everything else goes through the state, whose lock is [another](crate::bias).
 //!
-//! # The state: [`Owned`]
+//! # The flag: [`Owned`]
 //!
 //! A mutex would do; this costs one atomic read-modify-write a use instead of two, since a holder does
 //! not look whether somebody waits. It is held for some tens of nanoseconds as a rule, but also over
@@ -49,26 +49,17 @@
 //! state's holders do. Which of the two it is, is said once, when the cache is made.
 
 use std::marker::PhantomData;
-#[cfg(not(loom))]
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::sync::{
     AtomicBool, AtomicU64, Ordering, UnsafeCell, heavy_barrier, light_barrier, pause, thread_number,
 };
 
-/// Under loom its own lock, which it can wait for. The models of an [`Owned`] are those of the caches
-/// without barriers.
-#[cfg(loom)]
-pub(crate) use crate::sync::{Mutex as Lock, MutexGuard as Held, lock};
-#[cfg(not(loom))]
-pub(crate) type Lock<T> = Owned<T>;
-
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Owned<T> {
     taken: AtomicBool,
-    value: UnsafeCell<T>,
+    pub(crate) value: UnsafeCell<T>,
 }
 
 // SAFETY: one thread at a time gets to the value (invariant 1), as with a mutex.
@@ -83,7 +74,7 @@ impl<T> Owned<T> {
     }
 
     #[inline]
-    fn take(&self) -> Release<'_> {
+    pub(crate) fn take(&self) -> Release<'_> {
         if !self.try_take() {
             self.wait();
         }
@@ -111,7 +102,7 @@ impl<T> Owned<T> {
 }
 
 /// Gives the flag back, also after a panic.
-struct Release<'a>(&'a AtomicBool);
+pub(crate) struct Release<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Release<'_> {
     #[inline]
@@ -276,49 +267,5 @@ impl<T> Drop for Visit<'_, T> {
         for Visitor(visited) in self.0.iter() {
             visited.asked.store(false, Ordering::Release);
         }
-    }
-}
-
-/// What an [`Owned`] protects, while it is held.
-#[cfg(not(loom))]
-pub(crate) struct Held<'a, T> {
-    owned: &'a Owned<T>,
-    _release: Release<'a>,
-    /// Shared between threads only if the value may be.
-    value: PhantomData<&'a mut T>,
-}
-
-/// Holds what is protected until the guard is dropped.
-#[cfg(not(loom))]
-#[inline]
-pub(crate) fn lock<T>(owned: &Owned<T>) -> Held<'_, T> {
-    Held {
-        _release: owned.take(),
-        owned,
-        value: PhantomData,
-    }
-}
-
-#[cfg(not(loom))]
-impl<T> Deref for Held<'_, T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        let value = self.owned.value.get();
-        // SAFETY: invariant 1: the flag is ours until `_release` is dropped, and nobody has a
-        // mutable reference, which would borrow this.
-        unsafe { &*value }
-    }
-}
-
-#[cfg(not(loom))]
-impl<T> DerefMut for Held<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        let value = self.owned.value.get();
-        // SAFETY: invariant 1: the flag is ours until `_release` is dropped, and nobody has another
-        // reference, which would borrow this.
-        unsafe { &mut *value }
     }
 }

@@ -146,11 +146,20 @@ pub(crate) fn unique() -> u64 {
 }
 
 /// A number of the calling thread that no other has, and not 0.
+#[inline]
 pub(crate) fn thread_number() -> u64 {
-    thread_local! {
-        static NUMBER: u64 = unique() + 1;
+    thread_local_const! {
+        static NUMBER: std::cell::Cell<u64> = std::cell::Cell::new(0);
     }
-    NUMBER.with(|number| *number)
+    #[cold]
+    fn first(number: &std::cell::Cell<u64>) -> u64 {
+        number.set(unique() + 1);
+        number.get()
+    }
+    NUMBER.with(|number| match number.get() {
+        0 => first(number),
+        known => known,
+    })
 }
 
 /// Locks, also after a panic in another holder: what we protect is kept consistent at every point

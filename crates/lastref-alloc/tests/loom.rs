@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use lastref_alloc::bias::Biased;
 use lastref_alloc::sim::{SimDevice, SimOptions};
 use lastref_alloc::{
     AllocatorOptions, Backing, Block, CachingAllocator, CheckLevel, Device, ReclaimLevel,
@@ -130,6 +131,42 @@ fn the_last_handle_may_go_on_any_thread() {
         thread.join().unwrap();
         assert_eq!(device.counters().held_bytes, 0);
     });
+}
+
+// ---- the lock of the state, alone ----------------------------------------------------------------
+
+/// Each thread comes so often, and the first that comes twice in a row is favoured.
+fn model_of_bias(times: &'static [u64]) {
+    model(move || {
+        let biased = Arc::new(Biased::favouring_after(2, 0));
+        let come = |biased: &Biased<u64>, times| {
+            for _ in 0..times {
+                // Loom sees whether two are at it at once, and whether each sees what was before.
+                biased.with(|value| *value += 1);
+            }
+        };
+        let threads = times[1..].iter().map(|times| {
+            let biased = Arc::clone(&biased);
+            thread::spawn(move || come(&biased, *times))
+        });
+        let threads: Vec<_> = threads.collect();
+        come(&biased, times[0]);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(biased.with(|value| *value), times.iter().sum::<u64>());
+    });
+}
+
+#[test]
+fn a_favourite_and_another_are_never_in_together() {
+    model_of_bias(&[3, 1]);
+    model_of_bias(&[4, 2]);
+}
+
+#[test]
+fn a_favourite_is_favoured_again() {
+    model_of_bias(&[7, 1]);
 }
 
 // ---- the caches of threads: blocks of at most 128 KiB -----------------------------------------
