@@ -50,6 +50,11 @@ impl StreamSlot {
     pub(crate) const fn index(self) -> u32 {
         self.0
     }
+
+    /// The slot of that index.
+    pub(crate) const fn at(index: u32) -> Self {
+        Self(index)
+    }
 }
 
 /// The streams that use a piece of memory, and up to which tick.

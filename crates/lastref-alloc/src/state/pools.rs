@@ -31,6 +31,11 @@ impl PoolId {
         self.0
     }
 
+    /// The pool of that [number](Self::number).
+    pub(crate) const fn from_number(number: u32) -> Self {
+        Self(number)
+    }
+
     const fn slot(self) -> usize {
         self.0 as usize - 1
     }
