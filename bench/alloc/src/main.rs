@@ -110,7 +110,7 @@ fn read(path: &Path) -> Result<(String, Trace)> {
 /// Nanoseconds an operation, device time apart.
 fn replayed(trace: &Trace) -> Result<f64> {
     let capacity = (trace.peak_live_bytes() * 2).max(REPLAY_CAPACITY);
-    let allocator = CachingAllocator::new(SimDevice::new(SimOptions::new(capacity))?);
+    let allocator = CachingAllocator::new(SimDevice::new(SimOptions::new(capacity).with_contents(false))?);
     let report = replay(&allocator, trace, ReplayOptions::default())?;
     ensure!(
         report.out_of_memory.is_none(),

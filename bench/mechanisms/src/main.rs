@@ -50,7 +50,7 @@ fn name(path: &Path) -> String {
 
 fn report(name: &str, trace: &Trace, options: &AllocatorOptions) -> Result<Value> {
     let allocator = |capacity| -> Result<_, DeviceError> {
-        let device = SimDevice::new(SimOptions::new(capacity))?;
+        let device = SimDevice::new(SimOptions::new(capacity).with_contents(false))?;
         Ok(CachingAllocator::with_options(device, options))
     };
     let capacity = CAPACITY.max(trace.peak_live_bytes().saturating_mul(2));

@@ -227,7 +227,7 @@ pub fn replay(
 ) -> Result<ReplayReport, ReplayError> {
     let device = allocator.device();
     // Declared first, so that it is dropped last: blocks must not outlive their streams.
-    let streams = Streams::create(allocator, trace)?;
+    let mut streams = Streams::create(allocator, trace)?;
     let mut blocks: Vec<Option<Block<SimDevice>>> = Vec::new();
     blocks.resize_with(trace.peak_live_blocks(), || None);
     let mut verifier = options
@@ -250,15 +250,19 @@ pub fn replay(
         match operation.kind {
             OperationKind::Alloc => {
                 let stream = streams.of(operation);
-                let result = watch.measure(|| allocator.alloc(bytes, stream));
+                let started = watch.begin();
+                let result = allocator.alloc(bytes, stream);
+                watch.end(started);
                 match result {
                     Ok(block) => {
-                        if let Some(verifier) = &mut verifier {
+                        // Moved once, and freed where it lies: moving a block takes as long as a
+                        // tenth of allocating it.
+                        blocks[slot] = Some(block);
+                        if let (Some(verifier), Some(block)) = (&mut verifier, &blocks[slot]) {
                             verifier
-                                .allocated(&block, bytes, operation, index)
+                                .allocated(block, bytes, operation, index)
                                 .map_err(|unsound| unsound.at(trace, index))?;
                         }
-                        blocks[slot] = Some(block);
                         live.add(bytes);
                     }
                     Err(error) if error.is_out_of_memory() => {
@@ -279,15 +283,16 @@ pub fn replay(
                 }
             }
             OperationKind::Free => {
-                let block = blocks[slot]
-                    .take()
-                    .expect("a trace frees what is live, once");
-                if let Some(verifier) = &mut verifier {
+                let block = &mut blocks[slot];
+                assert!(block.is_some(), "a trace frees what is live, once");
+                if let (Some(verifier), Some(block)) = (&mut verifier, &*block) {
                     verifier
-                        .freed(&block, bytes, operation)
+                        .freed(block, bytes, operation)
                         .map_err(|unsound| unsound.at(trace, index))?;
                 }
-                watch.measure(|| drop(block));
+                let started = watch.begin();
+                *block = None;
+                watch.end(started);
                 live.remove(bytes);
             }
         }
@@ -411,7 +416,11 @@ pub fn peak_live_bytes(trace: &Trace, scale: NonZeroU64) -> u64 {
 }
 
 /// The bytes of an operation; something stays something.
+#[inline]
 pub(crate) fn scaled(operation: &Operation, scale: NonZeroU64) -> u64 {
+    if scale == NonZeroU64::MIN {
+        return operation.bytes;
+    }
     (operation.bytes / scale).max(operation.bytes.min(1))
 }
 
@@ -451,14 +460,15 @@ impl Stopwatch {
         }
     }
 
-    fn measure<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        let Some(total) = &mut self.each else {
-            return work();
-        };
-        let start = Instant::now();
-        let result = work();
-        *total += start.elapsed();
-        result
+    /// Begins an operation. Not a closure around it, whose result would be copied once more.
+    fn begin(&self) -> Option<Instant> {
+        self.each.is_some().then(Instant::now)
+    }
+
+    fn end(&mut self, started: Option<Instant>) {
+        if let (Some(total), Some(started)) = (&mut self.each, started) {
+            *total += started.elapsed();
+        }
     }
 
     fn stop(self) -> Duration {
@@ -471,6 +481,8 @@ struct Streams<'a> {
     allocator: &'a CachingAllocator<SimDevice>,
     /// Ids in the trace, ascending, and on the device.
     ids: Vec<(u64, StreamId)>,
+    /// The one that was asked for last.
+    recent: (u64, StreamId),
 }
 
 impl<'a> Streams<'a> {
@@ -481,6 +493,7 @@ impl<'a> Streams<'a> {
         let mut streams = Self {
             allocator,
             ids: Vec::new(),
+            recent: (StreamId::DEFAULT.0, StreamId::DEFAULT),
         };
         for &id in trace.streams() {
             let stream = if id == StreamId::DEFAULT.0 {
@@ -493,11 +506,15 @@ impl<'a> Streams<'a> {
         Ok(streams)
     }
 
-    fn of(&self, operation: &Operation) -> StreamId {
+    fn of(&mut self, operation: &Operation) -> StreamId {
+        if operation.stream == self.recent.0 {
+            return self.recent.1;
+        }
         let position = self
             .ids
             .binary_search_by_key(&operation.stream, |(id, _)| *id);
-        self.ids[position.expect("a trace lists all its streams")].1
+        self.recent = self.ids[position.expect("a trace lists all its streams")];
+        self.recent.1
     }
 }
 

@@ -783,6 +783,67 @@ fn a_wait_reaches_across_devices() {
 }
 
 #[test]
+fn a_device_without_contents_checks_all_and_keeps_nothing() {
+    let options = SimOptions::new(64 << 20).with_contents(false);
+    let device = SimDevice::new(options).unwrap();
+    let page_bytes = device.properties().page_bytes.unwrap();
+    let range = device.reserve_range(4 * page_bytes).unwrap();
+    let page = device.create_page().unwrap();
+    let refused = |result: DeviceResult<()>| assert!(result.is_err(), "{result:?}");
+    refused(device.copy_from_host(range, &[7; 8], StreamId::DEFAULT));
+    device.map_page(range, page).unwrap();
+    refused(device.copy_from_host(range, &[7; 8], StreamId::DEFAULT));
+    device.set_access(range, page_bytes).unwrap();
+    let segment = device.alloc_segment(1 << 20).unwrap();
+    for ptr in [range, segment] {
+        device
+            .copy_from_host(ptr, &[7; 8], StreamId::DEFAULT)
+            .unwrap();
+        device
+            .fill(ptr, FillValue::U8(7), 8, StreamId::DEFAULT)
+            .unwrap();
+        device
+            .copy(ptr.offset(8), ptr, 8, StreamId::DEFAULT)
+            .unwrap();
+        let mut read = [1; 16];
+        device
+            .copy_to_host(&mut read, ptr, StreamId::DEFAULT)
+            .unwrap();
+        assert_eq!(read, [0; 16]);
+    }
+    refused(device.map_page(range, page));
+    refused(device.map_page(range.offset(page_bytes), page));
+    refused(device.destroy_page(page));
+    assert_eq!(device.host_page_bytes(), 0);
+    assert_eq!(device.counters().held_bytes, 2 * page_bytes);
+    device.synchronize().unwrap();
+    assert_eq!(device.errors(), Vec::<String>::new());
+    device.unmap_page(range).unwrap();
+    refused(device.set_access(range, page_bytes));
+    device.destroy_page(page).unwrap();
+    device.free_segment(segment).unwrap();
+    device.release_range(range, 4 * page_bytes).unwrap();
+    assert_eq!(device.counters().held_bytes, 0);
+}
+
+#[test]
+fn a_device_without_contents_is_not_bound_by_the_hosts_mappings() {
+    // Every other page: as many host mappings, were there any.
+    let pages = 100_000;
+    let options = SimOptions::new((pages * 2) << 21).with_contents(false);
+    let device = SimDevice::new(options).unwrap();
+    let page_bytes = device.properties().page_bytes.unwrap();
+    let range = device.reserve_range(2 * pages * page_bytes).unwrap();
+    for number in 0..pages {
+        let page = device.create_page().unwrap();
+        device
+            .map_page(range.offset(2 * number * page_bytes), page)
+            .unwrap();
+    }
+    assert_eq!(device.counters().held_bytes, pages * page_bytes);
+}
+
+#[test]
 fn neighbours_are_unmapped_for_little_more_than_one_page() {
     let device = SimDevice::new(SimOptions::new(64 << 20)).unwrap();
     let page_bytes = device.properties().page_bytes.unwrap();

@@ -259,7 +259,7 @@ fn try_one(
         }
         Candidate::Lastref => {
             let on = |capacity| {
-                let device = SimDevice::new(SimOptions::new(capacity))?;
+                let device = SimDevice::new(SimOptions::new(capacity).with_contents(false))?;
                 Ok::<_, DeviceError>(CachingAllocator::new(device))
             };
             let capacity = capacity.unwrap_or_else(|| live.saturating_mul(2).max(1 << 30));

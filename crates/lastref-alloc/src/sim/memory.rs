@@ -25,6 +25,8 @@
 //! 6. `held_bytes` is what pages and segments take, and never passes `capacity_bytes`.
 //! 7. A [`HostMemory`] is readable and writable until the work it was lent for has run, by the promise of
 //!    who made it.
+//!    A device that keeps no contents has no memory file: its addresses are reserved, and never
+//!    accessible. Invariants 2 and 3 are then about the tables alone, and no byte is reached.
 //! 8. `host_mappings` is the number of places in `mapped` where one host mapping ends and another
 //!    begins. It stays under `max_host_mappings`, which leaves the rest of the process some: at the
 //!    host's limit nothing could be unmapped either.
@@ -256,6 +258,9 @@ pub(super) struct Memory {
     capacity_bytes: u64,
     other_process_bytes: u64,
     held_bytes: u64,
+    virtual_memory: bool,
+    keeps_contents: bool,
+    /// What is behind pages: there if both are set.
     file: Option<OwnedFd>,
     pages: HashMap<PageId, Page>,
     next_page: u64,
@@ -269,8 +274,16 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub(super) fn new(capacity_bytes: u64, virtual_memory: bool) -> DeviceResult<Self> {
-        let file = if virtual_memory {
+    pub(super) fn new(
+        capacity_bytes: u64,
+        virtual_memory: bool,
+        keeps_contents: bool,
+    ) -> DeviceResult<Self> {
+        if i64::try_from(capacity_bytes).is_err() {
+            let what = format!("address {capacity_bytes} bytes of a device");
+            return Err(refused(NEW, &what, Errno::INVAL));
+        }
+        let file = if virtual_memory && keeps_contents {
             let file = rustix::fs::memfd_create("lastref-sim", MemfdFlags::CLOEXEC)
                 .map_err(|e| refused(NEW, "create a memory file", e))?;
             // Only whole pages are ever used, so the file need not hold a last part of one.
@@ -284,6 +297,8 @@ impl Memory {
             capacity_bytes,
             other_process_bytes: 0,
             held_bytes: 0,
+            virtual_memory,
+            keeps_contents,
             file,
             pages: HashMap::new(),
             next_page: 1,
@@ -342,10 +357,11 @@ impl Memory {
         }
     }
 
-    fn need_virtual_memory(&self, call: Call) -> DeviceResult<&OwnedFd> {
-        self.file
-            .as_ref()
-            .ok_or(DeviceError::NotSupported { call: call.name() })
+    fn need_virtual_memory(&self, call: Call) -> DeviceResult<()> {
+        if self.virtual_memory {
+            return Ok(());
+        }
+        Err(DeviceError::NotSupported { call: call.name() })
     }
 
     // ---- segments -------------------------------------------------------------------------
@@ -359,7 +375,12 @@ impl Memory {
             .checked_next_multiple_of(PAGE_BYTES)
             .filter(|&taken| taken <= self.free_bytes())
             .ok_or_else(|| self.out_of_memory(call, bytes))?;
-        let range = HostRange::new(taken, PAGE_BYTES, ProtFlags::READ | ProtFlags::WRITE)
+        let access = if self.keeps_contents {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::empty()
+        };
+        let range = HostRange::new(taken, PAGE_BYTES, access)
             .map_err(|e| refused(call.name(), &format!("map {taken} bytes"), e))?;
         range
             .keep_sparse()
@@ -467,16 +488,18 @@ impl Memory {
 
     pub(super) fn destroy_page(&mut self, page: PageId) -> DeviceResult<()> {
         let call = Call::DestroyPage;
-        let file = self.need_virtual_memory(call)?;
+        self.need_virtual_memory(call)?;
         let found = self.page(call, page)?;
         if let Some(ptr) = found.mapped_at {
             let reason = format!("page {} is mapped at {ptr:#x}, unmap it first", page.0);
             return Err(invalid(call, reason));
         }
         let slot = found.slot;
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(file, flags, slot * PAGE_BYTES, PAGE_BYTES)
-            .map_err(|e| refused(call.name(), "give a page's memory back", e))?;
+        if let Some(file) = &self.file {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(file, flags, slot * PAGE_BYTES, PAGE_BYTES)
+                .map_err(|e| refused(call.name(), "give a page's memory back", e))?;
+        }
         self.pages.remove(&page);
         self.free_slots.insert(slot);
         self.held_bytes -= PAGE_BYTES;
@@ -504,7 +527,7 @@ impl Memory {
 
     pub(super) fn map_page(&mut self, ptr: DevicePtr, page: PageId, born: u64) -> DeviceResult<()> {
         let call = Call::MapPage;
-        let file = self.need_virtual_memory(call)?;
+        self.need_virtual_memory(call)?;
         let found = self.page(call, page)?;
         if let Some(other) = found.mapped_at {
             let reason = format!("page {} is already mapped at {other:#x}", page.0);
@@ -519,15 +542,16 @@ impl Memory {
             let reason = format!("page {} is already mapped at {ptr}", other.page.0);
             return Err(invalid(call, reason));
         }
-        let what = format!("map a page at {ptr}");
-        // A page in the middle of nothing adds two.
-        if self.host_mappings + 2 > self.max_host_mappings {
-            return Err(refused(call.name(), &what, Errno::NOMEM));
-        }
         let slot = found.slot;
-        range
-            .map_slot(ptr.0, file, slot)
-            .map_err(|e| refused(call.name(), &what, e))?;
+        if let Some(file) = &self.file {
+            // A page in the middle of nothing adds two.
+            let mapped = if self.host_mappings + 2 > self.max_host_mappings {
+                Err(Errno::NOMEM)
+            } else {
+                range.map_slot(ptr.0, file, slot)
+            };
+            mapped.map_err(|e| refused(call.name(), &format!("map a page at {ptr}"), e))?;
+        }
         let mapping = Mapping {
             page,
             slot,
@@ -546,6 +570,9 @@ impl Memory {
     /// How many of the two borders of the page at `ptr` are borders of a host mapping. Access does
     /// not matter: it is set soon after.
     fn borders(&self, ptr: u64) -> u64 {
+        if self.file.is_none() {
+            return 0;
+        }
         let joined = |low: u64, high: u64| {
             let slot = |at: u64| self.mapped.get(&at).map(|mapping| mapping.slot);
             match (slot(low), slot(high)) {
@@ -574,9 +601,11 @@ impl Memory {
             );
             return Err(invalid(call, reason));
         }
-        range
-            .open(ptr.0, bytes)
-            .map_err(|e| refused(call.name(), &format!("open {bytes} bytes from {ptr}"), e))?;
+        if self.file.is_some() {
+            range
+                .open(ptr.0, bytes)
+                .map_err(|e| refused(call.name(), &format!("open {bytes} bytes from {ptr}"), e))?;
+        }
         for (_, mapping) in self.mapped.range_mut(ptr.0..end) {
             mapping.access = true;
         }
@@ -590,9 +619,12 @@ impl Memory {
             .mapped
             .get(&ptr.0)
             .ok_or_else(|| invalid(call, format!("no page is mapped at {ptr}")))?;
-        self.range_of(call, ptr, PAGE_BYTES)?
-            .unmap_slot(ptr.0)
-            .map_err(|e| refused(call.name(), &format!("unmap the page at {ptr}"), e))?;
+        let range = self.range_of(call, ptr, PAGE_BYTES)?;
+        if self.file.is_some() {
+            range
+                .unmap_slot(ptr.0)
+                .map_err(|e| refused(call.name(), &format!("unmap the page at {ptr}"), e))?;
+        }
         self.host_mappings -= self.borders(ptr.0);
         self.mapped.remove(&ptr.0);
         self.host_mappings += self.borders(ptr.0);
@@ -717,6 +749,10 @@ impl Memory {
         submitted: u64,
     ) -> Result<(), String> {
         self.check(src, dst.len() as u64, submitted)?;
+        if !self.keeps_contents {
+            dst.fill(0);
+            return Ok(());
+        }
         // SAFETY: `check` found the source readable (invariants 2 and 3); `copy` allows `dst` to
         // be an exported view of the same bytes (invariant 4).
         unsafe { std::ptr::copy(at(src.0), dst.as_mut_ptr(), dst.len()) };
@@ -726,6 +762,9 @@ impl Memory {
     /// Copies `src` into device memory at `dst`.
     pub(super) fn write(&self, dst: DevicePtr, src: &[u8], submitted: u64) -> Result<(), String> {
         self.check(dst, src.len() as u64, submitted)?;
+        if !self.keeps_contents {
+            return Ok(());
+        }
         // SAFETY: `check` found the destination writable (invariants 2 and 3).
         unsafe { std::ptr::copy(src.as_ptr(), at(dst.0), src.len()) };
         Ok(())
@@ -739,6 +778,11 @@ impl Memory {
         submitted: u64,
     ) -> Result<(), String> {
         self.check(src, dst.bytes, submitted)?;
+        if !self.keeps_contents {
+            // SAFETY: the destination is lent (invariant 7).
+            unsafe { std::ptr::write_bytes(at(dst.start), 0, host(dst.bytes)) };
+            return Ok(());
+        }
         // SAFETY: `check` found the source readable (invariants 2 and 3), and the destination is lent
         // (invariant 7); `copy` allows them to overlap.
         unsafe { std::ptr::copy(at(src.0), at(dst.start), host(dst.bytes)) };
@@ -753,6 +797,9 @@ impl Memory {
         submitted: u64,
     ) -> Result<(), String> {
         self.check(dst, src.bytes, submitted)?;
+        if !self.keeps_contents {
+            return Ok(());
+        }
         // SAFETY: `check` found the destination writable (invariants 2 and 3), and the source is lent
         // (invariant 7); `copy` allows them to overlap.
         unsafe { std::ptr::copy(at(src.start), at(dst.0), host(src.bytes)) };
@@ -770,6 +817,12 @@ impl Memory {
     ) -> Result<(), String> {
         self.check(dst, extent.span(extent.dst_pitch)?, submitted)?;
         src_memory.check(src, extent.span(extent.src_pitch)?, submitted)?;
+        if !src_memory.keeps_contents {
+            return self.fill(dst, FillValue::U8(0), extent, submitted);
+        }
+        if !self.keeps_contents {
+            return Ok(());
+        }
         for row in 0..extent.height {
             let from = at(src.0 + row * extent.src_pitch).cast_const();
             let to = at(dst.0 + row * extent.dst_pitch);
@@ -788,6 +841,9 @@ impl Memory {
         submitted: u64,
     ) -> Result<(), String> {
         self.check(dst, extent.span(extent.dst_pitch)?, submitted)?;
+        if !self.keeps_contents {
+            return Ok(());
+        }
         for row in 0..extent.height {
             let to = at(dst.0 + row * extent.dst_pitch);
             // SAFETY: the row lies in the span that `check` found accessible (invariants 2, 3),
@@ -816,7 +872,7 @@ mod tests {
 
     /// A memory with a range of 64 pages and `pages` pages.
     fn memory(pages: usize) -> (Memory, DevicePtr, Vec<PageId>) {
-        let mut memory = Memory::new(64 * PAGE_BYTES, true).unwrap();
+        let mut memory = Memory::new(64 * PAGE_BYTES, true, true).unwrap();
         let range = memory.reserve_range(64 * PAGE_BYTES).unwrap();
         let pages = (0..pages).map(|_| memory.create_page().unwrap()).collect();
         (memory, range, pages)

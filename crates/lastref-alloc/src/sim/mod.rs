@@ -92,6 +92,9 @@ pub struct SimOptions {
     pub capacity_bytes: u64,
     /// Whether it has virtual memory; it has segments anyway.
     pub virtual_memory: bool,
+    /// Whether what is written can be read again. Without, device memory takes no host memory and
+    /// no calls of the host's; it reads as zeros, and its addresses are not to be followed.
+    pub keeps_contents: bool,
     /// Seed of the scheduler. A group mixes the seeds of its devices.
     pub seed: u64,
     /// What calls and work cost.
@@ -114,6 +117,7 @@ impl SimOptions {
         Self {
             capacity_bytes,
             virtual_memory: true,
+            keeps_contents: true,
             seed: 0,
             latencies: LatencyTable::default(),
             name: None,
@@ -126,6 +130,14 @@ impl SimOptions {
     #[must_use]
     pub fn with_virtual_memory(mut self, virtual_memory: bool) -> Self {
         self.virtual_memory = virtual_memory;
+        self
+    }
+
+    /// With or without [contents](Self#structfield.keeps_contents). Without, an allocator's own time
+    /// can be measured: the host's caches are not disturbed by mapping pages.
+    #[must_use]
+    pub fn with_contents(mut self, keeps_contents: bool) -> Self {
+        self.keeps_contents = keeps_contents;
         self
     }
 
@@ -264,7 +276,11 @@ impl SimDevice {
                 simulated: true,
             });
             states.push(DeviceState::new(
-                Memory::new(options.capacity_bytes, options.virtual_memory)?,
+                Memory::new(
+                    options.capacity_bytes,
+                    options.virtual_memory,
+                    options.keeps_contents,
+                )?,
                 options.latencies,
                 options.max_ops_per_step,
             ));
