@@ -30,7 +30,7 @@ use crate::block::Block;
 use crate::clock::StreamSlot;
 use crate::device::{BlockObserver, Device, DeviceError, DevicePtr, DeviceResult, StreamId};
 use crate::error::{AllocError, InvalidFraction, OutOfMemoryError};
-use crate::heap::{NodeId, rounded};
+use crate::heap::{NIL, NodeId, rounded};
 use crate::ladder::{ReclaimLevel, ReclaimRequest, Reclaimer, ReclaimerId, Rung, RungReport};
 use crate::options::{AllocatorOptions, Backing, InvalidOption, Limit};
 use crate::pinning::pinned;
@@ -465,14 +465,15 @@ impl<D: Device> Shared<D> {
         } else {
             Take::Miss
         };
-        if let Take::Hit(entry, stamp) = taken
-            && shared.observer.is_none()
-        {
-            let place = (entry.node, DevicePtr(entry.addr), entry.slot, stamp);
-            let anchor = shared.for_block();
-            return Ok(Block::new(anchor, Some(place), pool, bytes, stream));
-        }
-        Self::alloc_missed(shared, taken, pool, bytes, stream)
+        let place = match taken {
+            Take::Hit(entry, stamp) if shared.observer.is_none() => {
+                (entry.node, DevicePtr(entry.addr), entry.slot, stamp)
+            }
+            taken => Self::alloc_missed(shared, taken, pool, bytes, stream)?,
+        };
+        // Here, so that it is made where the caller wants it.
+        let anchor = shared.for_block();
+        Ok(Block::new(anchor, place, pool, bytes, stream))
     }
 
     /// The same, where a thread's cache has no block or somebody must be told.
@@ -484,11 +485,10 @@ impl<D: Device> Shared<D> {
         pool: PoolId,
         bytes: u64,
         stream: StreamId,
-    ) -> Result<Block<D>, AllocError> {
-        let block = |place| Block::new(shared.for_block(), place, pool, bytes, stream);
+    ) -> Result<Place, AllocError> {
         if bytes == 0 {
             lock(&shared.state).add_empty_block();
-            return Ok(block(None));
+            return Ok((NIL, DevicePtr::NULL, StreamSlot::DEFAULT, 0));
         }
         let place = match taken {
             Take::Hit(entry, stamp) => (entry.node, DevicePtr(entry.addr), entry.slot, stamp),
@@ -500,7 +500,7 @@ impl<D: Device> Shared<D> {
         if let Some(observer) = &shared.observer {
             observer.allocated(place.1, rounded(bytes), stream, Location::caller());
         }
-        Ok(block(Some(place)))
+        Ok(place)
     }
 
     /// Allocates from the heap; for a small request, visits this thread's cache if that is asked.

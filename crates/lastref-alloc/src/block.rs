@@ -7,7 +7,7 @@ use crate::anchor::BlockAnchor;
 use crate::clock::StreamSlot;
 use crate::device::{Device, DevicePtr, DeviceResult, StreamId};
 use crate::heap::{NIL, NodeId, rounded};
-use crate::state::{PoolId, State};
+use crate::state::{Place, PoolId, State};
 use crate::sync::{AtomicU64, Ordering};
 use crate::thread_cache::{self, Entry, Put};
 
@@ -84,19 +84,15 @@ impl Uses {
 }
 
 impl<D: Device> Block<D> {
-    /// `None` for zero bytes; otherwise the node, its address, its stream and its stamp.
+    /// At a node, at its address, for its stream, with its stamp. [`NIL`] for zero bytes.
     #[inline]
     pub(crate) fn new(
         anchor: BlockAnchor<D>,
-        place: Option<(NodeId, DevicePtr, StreamSlot, u64)>,
+        (node, ptr, slot, stamp): Place,
         pool: PoolId,
         requested: u64,
         stream: StreamId,
     ) -> Self {
-        let (node, ptr, slot, stamp) = match place {
-            Some(place) => place,
-            None => (NIL, DevicePtr::NULL, StreamSlot::DEFAULT, 0),
-        };
         Self {
             anchor,
             node: Node::new(pool, node),
