@@ -18,6 +18,7 @@ use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 use serde::Serialize;
 
 use crate::Failure;
+use crate::escape::escaped;
 use crate::numbers::grouped;
 use crate::program::{self, From, Named};
 use crate::progress::Progress;
@@ -382,7 +383,7 @@ fn write_advice(out: &mut impl Write, advice: &Advice, capacity: Option<u64>) ->
         writeln!(
             out,
             "{bold}{}{bold:#}  {} operations, {} stream{}, {} live at the peak{}",
-            file.file,
+            escaped(&file.file),
             grouped(file.operations as u64),
             file.streams,
             if file.streams == 1 { "" } else { "s" },
@@ -397,6 +398,7 @@ fn write_advice(out: &mut impl Write, advice: &Advice, capacity: Option<u64>) ->
             .as_ref()
             .filter(|text| !text.is_empty())
         {
+            let settings = escaped(settings);
             writeln!(out, "  {dim}recorded under {settings}{dim:#}")?;
         }
         let width = file.tried.iter().map(|tried| name(tried).len()).max();
@@ -430,7 +432,7 @@ fn write_advice(out: &mut impl Write, advice: &Advice, capacity: Option<u64>) ->
         write_recommended(out, file)?;
         writeln!(out, "  {dim}not known:{dim:#}")?;
         for unknown in &file.unknown {
-            writeln!(out, "  {dim}- {unknown}{dim:#}")?;
+            writeln!(out, "  {dim}- {}{dim:#}", escaped(unknown))?;
         }
         writeln!(out)?;
     }

@@ -1,7 +1,7 @@
 //! The command `lastref`, as a library: [`run`] is the command without the process around it.
 //!
 //! Standard output carries data and nothing else, as text for people or as JSON; progress, notes
-//! and errors go to standard error. Colour appears only on a terminal and obeys `NO_COLOR`.
+//! and errors go to standard error. Text from files is [escaped](escape) where people read it. Colour appears only on a terminal and obeys `NO_COLOR`.
 //!
 //! | exit status | meaning |
 //! |---|---|
@@ -16,6 +16,7 @@ mod demo;
 mod devices;
 #[cfg(target_os = "linux")]
 mod elf;
+mod escape;
 mod generate;
 mod numbers;
 mod policy;
@@ -147,7 +148,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     let red = Style::new().fg_color(Some(AnsiColor::Red.into())).bold();
     // As above.
-    let _ = writeln!(anstream::stderr(), "{red}error{red:#}: {error:#}");
+    let error = format!("{error:#}");
+    let error = escape::escaped_lines(&error);
+    let _ = writeln!(anstream::stderr(), "{red}error{red:#}: {error}");
     status
 }
 

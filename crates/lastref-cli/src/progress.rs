@@ -35,6 +35,12 @@ impl Progress {
         Self::new(Some(total), template, what)
     }
 
+    /// A bar over `total` files.
+    pub(crate) fn files(what: &'static str, total: u64) -> Self {
+        let template = "{msg} {wide_bar} {pos}/{len} files, {eta} left";
+        Self::new(Some(total), template, what)
+    }
+
     /// A bar over `total` bytes, or a count of them where the total is not known.
     pub(crate) fn bytes(what: &'static str, total: Option<u64>) -> Self {
         let template = match total {
