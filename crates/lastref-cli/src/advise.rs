@@ -432,7 +432,7 @@ fn write_advice(out: &mut impl Write, advice: &Advice, capacity: Option<u64>) ->
         write_recommended(out, file)?;
         writeln!(out, "  {dim}not known:{dim:#}")?;
         for unknown in &file.unknown {
-            writeln!(out, "  {dim}- {}{dim:#}", escaped(unknown))?;
+            writeln!(out, "  {dim}- {unknown}{dim:#}")?;
         }
         writeln!(out)?;
     }

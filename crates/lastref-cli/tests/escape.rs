@@ -85,9 +85,8 @@ fn text_from_files_is_shown_and_not_sent() {
         "after\u{202e}\x1b]0;x\x07.json",
         hostile_snapshot(1024).to_string(),
     );
-    let trace = format!(
-        "op,id,bytes,stream,phase,label\nalloc,1,99000000000,0,\"{HOSTILE}\",\"{HOSTILE}\"\n"
-    );
+    let label = HOSTILE.replace('\n', " ");
+    let trace = format!("op,id,bytes,stream,phase,label\nalloc,1,9000000000,0,{label},{label}\n");
     let trace = put("trace\x1b[35m.csv", trace);
     let bad = put(
         "bad\x1b[35m.csv",
@@ -100,8 +99,11 @@ fn text_from_files_is_shown_and_not_sent() {
     let missing = folder.path().join("missing\x1b[35m");
     let arg = Path::new;
 
+    let fits = "op,id,bytes,stream,phase,label\nalloc,1,9000000,0,,\n";
+    let fits = put("fits\x1b[35m.csv", fits.to_owned());
     for arguments in [
         &[arg("stats"), &after][..],
+        &[arg("replay"), &fits],
         &[arg("explain"), &after],
         &[arg("diff"), &before, &after],
         &[arg("view"), arg("--tty"), &after],
@@ -166,8 +168,18 @@ fn text_from_reports_is_shown_and_not_sent() {
         report.to_string(),
     )
     .unwrap();
-    for path in [&file, folder.path()] {
-        let text = look(&[Path::new("explain"), path]);
+    let script = folder.path().join("script.pickle");
+    fs::write(script, "c\x1b[35m\nsystem\n(S'true'\ntR.").unwrap();
+    let one = look(&[Path::new("explain"), folder.path()]);
+    assert!(one.contains("1 of 2 ranks differs"), "{one}");
+    report["schema"] = json!("lastref.report/1");
+    report["rank"] = json!(9);
+    report["devices"][0]["live"] = json!(1);
+    let third = folder.path().join("oom-\x1b[35m-9-1.json");
+    fs::write(third, report.to_string()).unwrap();
+    let several = look(&[Path::new("explain"), folder.path()]);
+    assert!(several.contains(" ranks differ:"), "{several}");
+    for text in [one, several, look(&[Path::new("explain"), &file])] {
         assert!(text.contains("\\u{1b}]0;pwned\\u{7}"), "{text}");
     }
 }

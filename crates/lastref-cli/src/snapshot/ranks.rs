@@ -479,7 +479,8 @@ fn judge(found: &mut [Found]) {
     let median = |of: fn(&Rank) -> Option<u64>| {
         let mut values: Vec<u64> = found.iter().filter_map(|found| of(&found.rank)).collect();
         values.sort_unstable();
-        values[values.len() / 2]
+        // Of two in the middle the smaller: more memory is what is looked for.
+        values[(values.len() - 1) / 2]
     };
     let live = median(|rank| rank.live_bytes);
     let reserved = median(|rank| rank.reserved_bytes);

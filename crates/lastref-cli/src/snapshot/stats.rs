@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         writeln!(out, "settings    expandable_segments:True")?;
     }
     for problem in &stats.problems {
-        writeln!(out, "problem     {}", escaped(problem))?;
+        writeln!(out, "problem     {problem}")?;
     }
     Ok(())
 }

@@ -66,8 +66,7 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         fs::write(to, &page)
             .with_context(|| format!("cannot write {}", to.display()))
             .map_err(Failure::BadInput)?;
-        let to = to.display().to_string();
-        writeln!(out, "{} ({} bytes)", escaped(&to), page.len())?;
+        writeln!(out, "{} ({} bytes)", to.display(), page.len())?;
         return Ok(());
     }
     if arguments.tty {

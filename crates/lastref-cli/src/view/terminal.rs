@@ -41,7 +41,7 @@ pub(super) fn draw(files: &[File], out: &mut impl Write) -> Result<(), Failure> 
                 Bytes(timeline.peak_reserved_bytes()),
             )?;
             for note in timeline.notes() {
-                writeln!(out, "  {}", escaped(note))?;
+                writeln!(out, "  {note}")?;
             }
             if timeline.entries() > 1 {
                 write!(out, "{}", plot(timeline, columns))?;
