@@ -1,4 +1,5 @@
-//! The command `lastref`, as a library: [`run`] is the command without the process around it.
+//! The command `lastref`, as a library: [`run`] is the command without the process around it, and
+//! [`advise`] what one of its subcommands does, for a program.
 //!
 //! Standard output carries data and nothing else, as text for people or as JSON; progress, notes
 //! and errors go to standard error. Text from files is [escaped](escape) where people read it. Colour appears only on a terminal and obeys `NO_COLOR`.
@@ -33,6 +34,8 @@ use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style};
 use clap::{Parser, Subcommand};
+
+pub use advise::{AdviseError, AdviseOptions, advise};
 
 /// GPU memory that comes back when the last reference goes.
 #[derive(Parser, Debug)]
