@@ -89,7 +89,7 @@ def advise(
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     # The command takes - for standard input.
-    names = [os.path.join(".", name) if name == "-" else name for name in map(os.fspath, paths)]
+    names = ["./-" if os.fspath(path) == "-" else os.fspath(path) for path in paths]
     if isinstance(settings, str):
         raise TypeError("advise: settings must be a list of texts, got one text")
     advice: dict[str, Any] = json.loads(_lastref.snapshot_advise(names, capacity_bytes, list(settings)))

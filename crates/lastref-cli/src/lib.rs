@@ -7,7 +7,7 @@
 //! | exit status | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | the work was done and its answer is no: out of memory, or diverged |
+//! | 1 | the work was done and its answer is no: out of memory, or diverged; or some of a folder's files cannot be read |
 //! | 2 | bad usage or bad input; nothing was done |
 #![forbid(unsafe_code)]
 

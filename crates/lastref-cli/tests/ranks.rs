@@ -317,6 +317,24 @@ fn csv_has_what_json_has_whatever_is_in_the_names() {
     assert!(rows.iter().any(|row| row["holder"] == words));
 }
 
+/// They are read one after the other, with the others in the table.
+#[test]
+fn a_large_file_is_a_row_too() {
+    let folder = job();
+    let large = folder.path().join("rank9.json");
+    let mut text = br#"{"segments": [], "device_traces": [[{"action": "oom", "size": 7, "device_free": 0}]], "#.to_vec();
+    text.resize(65 << 20, b' ');
+    text.extend(br#""x": 1}"#);
+    fs::write(large, text).unwrap();
+    let rows = rows(folder.path());
+    let last = rows.last().unwrap();
+    assert_eq!(
+        (&last["rank"], &last["kind"], &last["requested_bytes"]),
+        (&json!(9), &json!("snapshot"), &json!(7))
+    );
+    assert_eq!(rows.len(), 10);
+}
+
 /// Many reports are read in little memory: what is kept of each is a row.
 #[test]
 fn a_thousand_reports_take_the_memory_of_a_few() {

@@ -82,7 +82,8 @@ struct Rank {
     /// How many more files there are of this rank, which say less, or are older.
     other_files: u64,
     odd: bool,
-    why: String,
+    /// In what, if it is.
+    why: Option<String>,
 }
 
 /// What is kept of a file.
@@ -143,7 +144,7 @@ pub(super) fn run(
             rank,
             moment: "unreadable",
             odd: true,
-            why: format!("cannot be read: {error:#}"),
+            why: Some(format!("cannot be read: {error:#}")),
             ..Rank::default()
         }
     }));
@@ -468,7 +469,7 @@ fn missing(ranks: &[Rank]) -> Vec<Rank> {
         rank: Some(number),
         moment: "missing",
         odd: true,
-        why: "no file tells of it".to_owned(),
+        why: Some("no file tells of it".to_owned()),
         ..Rank::default()
     };
     missing.into_iter().map(row).collect()
@@ -546,7 +547,7 @@ fn judge(found: &mut [Found]) {
         }
         let rank = &mut found[index].rank;
         rank.odd = !why.is_empty();
-        rank.why = why.join("; ");
+        rank.why = rank.odd.then(|| why.join("; "));
     }
 }
 
@@ -663,18 +664,28 @@ fn write_text(out: &mut impl Write, ranks: &[Rank]) -> io::Result<()> {
     match &odd[..] {
         [] => writeln!(out, "{told} ranks, all alike")?,
         [one] => {
-            let why = escaped(&one.why);
+            let why = escaped(one.why.as_deref().unwrap_or_default());
             writeln!(out, "1 of {told} ranks differs: {} ({why})", label(one))?;
         }
         _ => {
             writeln!(out, "{} of {told} ranks differ:", odd.len())?;
             for rank in odd {
-                writeln!(out, "  {} ({})", label(rank), escaped(&rank.why))?;
+                writeln!(
+                    out,
+                    "  {} ({})",
+                    label(rank),
+                    escaped(rank.why.as_deref().unwrap_or_default())
+                )?;
             }
         }
     }
     for rank in ranks.iter().filter(|rank| rank.kind.is_none()) {
-        writeln!(out, "{}: {}", label(rank), escaped(&rank.why))?;
+        writeln!(
+            out,
+            "{}: {}",
+            label(rank),
+            escaped(rank.why.as_deref().unwrap_or_default())
+        )?;
     }
     let rows: Vec<[String; 10]> = ranks
         .iter()
@@ -820,7 +831,9 @@ mod tests {
 
     fn whys(mut all: Vec<Found>) -> Vec<String> {
         judge(&mut all);
-        all.into_iter().map(|found| found.rank.why).collect()
+        all.into_iter()
+            .map(|found| found.rank.why.unwrap_or_default())
+            .collect()
     }
 
     #[test]
