@@ -286,12 +286,18 @@ impl Report {
     #[must_use]
     pub fn explain(&self) -> Vec<Explanation> {
         let holders = self.holders();
-        let only = self.devices.len() == 1;
-        let explained = self.devices.iter().map(|device| {
+        // Where the failure does not say its device, it is taken to be the one with most in use.
+        let most = self.devices.iter().max_by_key(|device| device.live);
+        let most = most.map_or(0, |device| device.index);
+        let failed = self.out_of_memory.as_ref();
+        let failed = failed.map(|failed| (failed.device.unwrap_or(most), failed.requested));
+        // One that fails at its first allocation may not be in the report.
+        let unlisted = failed
+            .filter(|(index, _)| self.devices.iter().all(|device| device.index != *index))
+            .map(|(index, _)| Device::unknown(index));
+        let explained = self.devices.iter().chain(&unlisted).map(|device| {
             let memory = device.memory();
-            let failed = self.out_of_memory.as_ref();
-            let failed =
-                failed.filter(|failed| failed.device.map_or(only, |at| at == device.index));
+            let failed = failed.filter(|(index, _)| *index == device.index);
             let name = format!("cuda:{}", device.index);
             let held = holders.get(&*name);
             let mut held: Vec<Holder> = held.map_or_else(Vec::new, |held| {
@@ -306,12 +312,12 @@ impl Report {
                     None => Moment::Snapshot,
                 },
                 entry: None,
-                failure: failed.map(|failed| Failure {
-                    requested_bytes: failed.requested,
+                failure: failed.map(|(_, requested)| Failure {
+                    requested_bytes: requested,
                     device_free_bytes: device.free,
                     place: Vec::new(),
                     failures: self.number.unwrap_or(1),
-                    verdict: verdict(failed.requested, &memory),
+                    verdict: verdict(requested, &memory),
                 }),
                 memory,
                 at_end: memory,
@@ -360,6 +366,19 @@ impl Report {
 }
 
 impl Device {
+    const fn unknown(index: u32) -> Self {
+        Self {
+            index,
+            total: 0,
+            free: 0,
+            live: 0,
+            cached: 0,
+            pending: 0,
+            fragmented: 0,
+            largest_hole: 0,
+        }
+    }
+
     fn memory(&self) -> Memory {
         let parts = [self.live, self.pending, self.cached, self.fragmented];
         let reserved = parts.into_iter().fold(0, u64::saturating_add);

@@ -291,3 +291,24 @@ fn a_hostile_report_is_told_in_few_words() {
         assert!(holder.place[0].len() < 3000);
     }
 }
+
+#[test]
+fn a_failure_is_on_a_device() {
+    let devices = [
+        device(0, 30, 0, 0),
+        device(0, 40, 0, 0).replace("\"index\": 0", "\"index\": 1"),
+    ];
+    let failed = |at: &str, devices: &[String]| {
+        let text = with(&format!(
+            r#""out_of_memory": {{"device": {at}, "requested": 5}}, "devices": [{}], "storages": []"#,
+            devices.join(",")
+        ));
+        let devices = read(&text).unwrap().explain();
+        let failed = devices.iter().filter(|device| device.failure.is_some());
+        failed.map(|device| device.device).collect::<Vec<_>>()
+    };
+    assert_eq!(failed("0", &devices), [0]);
+    assert_eq!(failed("null", &devices), [1], "the one with most in use");
+    assert_eq!(failed("7", &devices), [7], "not listed");
+    assert_eq!(failed("null", &[]), [0]);
+}
