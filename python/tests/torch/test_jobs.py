@@ -231,6 +231,7 @@ while not any(name.startswith("report") for name in os.listdir(os.environ["LASTR
 """
     for rank in (0, 1):
         folder = tmp_path / str(rank)
+        folder.mkdir()
         variables = {"LASTREF_REPORT_DIR": str(folder), "RANK": str(rank)}
         run_torch("-c", program, env=variables, status=rank)
     for path in [*tmp_path.glob("*/*.json")]:
