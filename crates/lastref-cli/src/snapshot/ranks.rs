@@ -897,6 +897,23 @@ mod tests {
     }
 
     #[test]
+    fn holders_are_compared_with_those_of_the_median() {
+        let lives = [10, 1000, 1000, 3000];
+        let all = (0..)
+            .zip(lives)
+            .map(|(rank, live)| found(rank, live, None, None));
+        let whys = whys(all.collect());
+        assert!(
+            whys[3].ends_with("2.93 KiB at model where the median rank has 1000 B"),
+            "{whys:?}"
+        );
+        assert!(
+            whys[0].ends_with("10 B at model where the median rank has 1000 B"),
+            "{whys:?}"
+        );
+    }
+
+    #[test]
     fn holders_are_compared_with_those_of_files_of_the_same_kind() {
         let mut all: Vec<_> = (0..4).map(|rank| found(rank, 1000, None, None)).collect();
         all.push(found(4, 5000, None, None));
@@ -928,6 +945,9 @@ mod tests {
             (rank.kind, rank.out_of_memory, rank.other_files),
             (Some("report"), Some(true), 2)
         );
+        let failed = with("snapshot", Some("a"), None, Some("live_memory"));
+        let kept = one_each(vec![failed, with("report", Some("a"), Some(2.0), None)]);
+        assert_eq!(kept[0].rank.kind, Some("snapshot"), "what it died of");
         // Ranks that count on their own host, and a snapshot of which it is not known whose.
         let kept = one_each(vec![
             with("snapshot", None, None, None),
