@@ -77,7 +77,7 @@ mod _lastref {
     #[pymodule_export]
     use crate::heap::{PyHeap, heap_frame_variables, heap_instance_values};
     #[pymodule_export]
-    use crate::snapshot::{PySnapshot, cuda_dump_snapshot, snapshot_read};
+    use crate::snapshot::{PySnapshot, cuda_dump_snapshot, snapshot_advise, snapshot_read};
     #[pymodule_export]
     use crate::tensor::{PyStorage, PyTensor, rebuild_tensor};
     #[pymodule_export]

@@ -1,11 +1,12 @@
 //! Memory snapshots for Python: `lastref.snapshot`, and the file that `lastref.cuda` writes.
 //!
-//! Files are read and written without the interpreter lock.
+//! Files are read and written, and advice is found, without the interpreter lock.
 
 use std::fs::File;
 use std::path::PathBuf;
 
 use lastref::cuda;
+use lastref_cli::{AdviseError, AdviseOptions, advise};
 use lastref_snapshot::explain::explain;
 use lastref_snapshot::read::{Cause, ReadError};
 use lastref_snapshot::stats::Stats;
@@ -62,6 +63,35 @@ impl PySnapshot {
         })?;
         Ok(PyBytes::new(py, &bytes))
     }
+}
+
+/// As JSON. A signal's handler that raises ends it.
+#[pyfunction]
+pub(crate) fn snapshot_advise(
+    py: Python<'_>,
+    paths: Vec<PathBuf>,
+    capacity_bytes: Option<u64>,
+    settings: Vec<String>,
+) -> PyResult<String> {
+    let mut options = AdviseOptions::default();
+    options.capacity_bytes = capacity_bytes;
+    options.settings = settings;
+    let mut raised = None;
+    let advice = py.detach(|| {
+        advise(&paths, &options, &mut || {
+            raised = Python::attach(|py| py.check_signals()).err();
+            raised.is_none()
+        })
+    });
+    if let Some(raised) = raised {
+        return Err(raised);
+    }
+    advice.map_err(|error| match error {
+        AdviseError::Read(error) => error.into(),
+        AdviseError::BadInput(text) => PyValueError::new_err(text),
+        AdviseError::Failed(text) => PyRuntimeError::new_err(text),
+        other => PyRuntimeError::new_err(format!("advise: {other:?}")),
+    })
 }
 
 /// Writes what the allocators of all devices hold, with their histories, as PyTorch does.

@@ -3,15 +3,18 @@
 import gzip
 import io
 import os
+import json
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import lastref
 import pytest
 
 TESTDATA = Path(__file__).parents[2] / "crates/lastref-snapshot/testdata"
+TRACE = TESTDATA.parents[1] / "lastref-cli/testdata/resnet50_train.csv.gz"
 
 
 def test_a_snapshot_of_pytorch_is_read_without_pytorch():
@@ -93,3 +96,95 @@ def test_what_is_written_is_what_was_read(tmp_path):
     again = lastref.snapshot.read(tmp_path / "again.pickle")
     assert again.to_dict() == first.to_dict()
     assert io.BytesIO((tmp_path / "again.pickle").read_bytes()).read(2) == b"\x80\x04"
+
+
+def test_advise_is_what_the_command_says():
+    file = TESTDATA / "transformer-training.pickle.gz"
+    found = lastref.snapshot.advise([TRACE, str(file)], capacity_bytes=8 << 30, settings=["max_split_size_mb:48"])
+    command = [sys.executable, "-m", "lastref", "advise", "--json", "--capacity", "8GiB"]
+    command += ["--with", "max_split_size_mb:48", str(TRACE), str(file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert found == json.loads(said)
+    assert found["recommended"]["line"].startswith("PYTORCH_CUDA_ALLOC_CONF=")
+    assert len(found["files"]) == 2
+
+
+def test_advise_on_one_path_and_on_too_small_a_device():
+    for path in (TRACE, str(TRACE)):
+        found = lastref.snapshot.advise(path, capacity_bytes=1 << 30)
+        assert found["recommended"] is None
+        [file] = found["files"]
+        assert not any(tried["completes"] for tried in file["tried"])
+
+
+def test_advise_refuses_with_the_reason(tmp_path, monkeypatch):
+    advise = lastref.snapshot.advise
+    with pytest.raises(FileNotFoundError):
+        advise(tmp_path / "none")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        advise("-")
+    with pytest.raises(ValueError, match="no file"):
+        advise([])
+    with pytest.raises(ValueError, match="no_such_setting"):
+        advise(TRACE, settings=["no_such_setting:1"])
+    with pytest.raises(TypeError, match="list of texts"):
+        advise(TRACE, settings="expandable_segments:True")
+    with pytest.raises(ValueError, match="0 bytes"):
+        advise(TRACE, capacity_bytes=0)
+    with pytest.raises(OverflowError):
+        advise(TRACE, capacity_bytes=-1)
+    with pytest.raises(ValueError, match="no history"):
+        advise(TESTDATA / "three-pools.pickle.gz")
+
+
+def test_other_threads_run_while_advice_is_found():
+    ticks = []
+    done = threading.Event()
+
+    def tick():
+        while not done.wait(0.001):
+            ticks.append(1)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        lastref.snapshot.advise([TRACE] * 4)
+    finally:
+        done.set()
+        thread.join()
+    assert len(ticks) > 20
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time, lastref
+one = time.monotonic()
+lastref.snapshot.advise(sys.argv[1])
+one = time.monotonic() - one
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+begin = time.monotonic()
+try:
+    lastref.snapshot.advise([sys.argv[1]] * 200)
+except KeyboardInterrupt:
+    print(time.monotonic() - begin < 50 * one)
+"""
+
+
+def test_advise_can_be_interrupted():
+    command = [sys.executable, "-c", INTERRUPTED, str(TRACE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_advise_runs_in_a_forked_child():
+    program = (
+        "import os, sys, lastref\n"
+        "lastref.snapshot.advise(sys.argv[1])\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    lastref.snapshot.advise(sys.argv[1])\n"
+        "    os._exit(7)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(TRACE)], timeout=120)
+    assert done.returncode == 7

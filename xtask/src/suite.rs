@@ -140,6 +140,15 @@ fn quick(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
             cycles.contains("left after collect and empty_cache: 0 bytes"),
             "the example of dead cycles printed {cycles:?}"
         );
+        let advice = environment
+            .python(workspace)
+            .args(["python/examples/advise.py"])
+            .args(["crates/lastref-cli/testdata/resnet50_prefetch_multiscale.csv.gz"])
+            .stdout()?;
+        ensure!(
+            advice.ends_with("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"),
+            "the example of advice printed {advice:?}"
+        );
         Ok(())
     })?;
     steps.step("the command `lastref` that the wheel brings", || {

@@ -3,8 +3,9 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anstyle::Style;
 use anyhow::{Context, anyhow};
@@ -14,13 +15,15 @@ use lastref::alloc::replay::{ReplayError, ReplayOptions, replay, smallest};
 use lastref::alloc::sim::{SimDevice, SimOptions};
 use lastref::alloc::{Bytes, CachingAllocator, DeviceError};
 use lastref_snapshot::trace::Trace;
+use rayon::ThreadPoolBuilder;
 use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 use serde::Serialize;
 
 use crate::Failure;
+use crate::escape::escaped;
 use crate::numbers::grouped;
 use crate::program::{self, From, Named};
-use crate::progress::Progress;
+use crate::progress::{Audience, Progress};
 use crate::replay::capacity;
 
 /// The settings that are tried, in the order in which they are preferred where all else is equal: the
@@ -48,6 +51,9 @@ const SWEEP_ON_A_DEVICE: [&str; 1] =
 
 /// More than any device has, and more than is worth trying: as for `--capacity`.
 const LARGEST_DEVICE: u64 = 1 << 44;
+
+/// How often the caller is asked whether to go on.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Settings whose peaks differ by less than this are alike; so are devices.
 const ALIKE: f64 = 1.005;
@@ -132,46 +138,97 @@ enum Candidate {
     Lastref,
 }
 
-pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
-    let mut programs = Vec::new();
-    for file in &arguments.files {
-        let read = program::programs(file)
-            .with_context(|| format!("cannot read {}", program::name(file)))
-            .map_err(Failure::BadInput)?;
-        for program in &read {
-            let most = program.trace.peak_live_bytes();
-            if most > LARGEST_DEVICE {
-                return Err(Failure::BadInput(anyhow!(
-                    "{}: {} are in use at its peak, no device has more than {}",
-                    program.name,
-                    Bytes(most),
-                    Bytes(LARGEST_DEVICE),
-                )));
+/// What [`advise`] is asked.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct AdviseOptions {
+    /// The device's memory: only settings that complete on it are named. `None`: as much as they take.
+    pub capacity_bytes: Option<u64>,
+    /// Settings to be tried too, as in `PYTORCH_CUDA_ALLOC_CONF`.
+    pub settings: Vec<String>,
+}
+
+/// Why there is no advice.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AdviseError {
+    /// A file cannot be read.
+    Read(io::Error),
+    /// A file is something else, or an option is wrong: the text says which and why.
+    BadInput(String),
+    /// A replay failed.
+    Failed(String),
+    /// The caller wanted to stop.
+    Stopped,
+}
+
+/// What `lastref advise --json` prints, without its line feed: the files' programs under settings of
+/// PyTorch's allocator. Where no setting completes, its `recommended` is null.
+///
+/// It takes all processors. `go_on` is called on this thread ten times a second while settings are tried; once it
+/// says no, none is begun any more.
+///
+/// # Errors
+///
+/// See [`AdviseError`].
+///
+/// ```no_run
+/// use lastref_cli::{AdviseOptions, advise};
+///
+/// let json = advise(&["snapshot.pickle".into()], &AdviseOptions::default(), &mut || true);
+/// ```
+pub fn advise(
+    files: &[PathBuf],
+    options: &AdviseOptions,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<String, AdviseError> {
+    if files.is_empty() {
+        return Err(AdviseError::BadInput("no file to look at".to_owned()));
+    }
+    let with = options.settings.iter().map(|text| {
+        let parsed = text.parse::<Settings>();
+        parsed.map_err(|error| AdviseError::BadInput(format!("{text:?}: {error}")))
+    });
+    let with = with.collect::<Result<Vec<_>, _>>()?;
+    if let Some(bytes) = options.capacity_bytes {
+        // As of the command's option.
+        capacity(&format!("{bytes}B")).map_err(|reason| {
+            AdviseError::BadInput(format!("a device of {bytes} bytes: {reason}"))
+        })?;
+    }
+    let advice = look(
+        files,
+        options.capacity_bytes,
+        &with,
+        Audience::Program,
+        go_on,
+    );
+    let advice = advice.map_err(|failure| match failure {
+        Failure::BadInput(error) => {
+            let read = error
+                .chain()
+                .find_map(|cause| cause.downcast_ref::<io::Error>());
+            match read.and_then(io::Error::raw_os_error) {
+                Some(code) => AdviseError::Read(io::Error::from_raw_os_error(code)),
+                None => AdviseError::BadInput(format!("{error:#}")),
             }
         }
-        programs.extend(read);
-    }
-    let candidates = candidates(arguments, &programs);
-    let mut all = try_all(&programs, &candidates, arguments.capacity)?.into_iter();
-    let mut files = Vec::new();
-    for program in &programs {
-        let tried: Vec<Tried> = all.by_ref().take(candidates.len()).collect();
-        files.push(FileAdvice {
-            file: program.name.clone(),
-            operations: program.trace.operations().len(),
-            peak_live_bytes: program.trace.peak_live_bytes(),
-            streams: program.trace.streams().len(),
-            recorded_settings: program.settings().map(str::to_owned),
-            recommended: recommended(&[&tried]),
-            tried,
-            unknown: unknown(program),
-        });
-    }
-    let tried: Vec<&[Tried]> = files.iter().map(|file| &*file.tried).collect();
-    let advice = Advice {
-        recommended: recommended(&tried),
+        Failure::No(error) => AdviseError::Failed(format!("{error:#}")),
+        Failure::Output(error) => AdviseError::Failed(error.to_string()),
+    })?;
+    let advice = advice.ok_or(AdviseError::Stopped)?;
+    serde_json::to_string(&advice).map_err(|error| AdviseError::Failed(error.to_string()))
+}
+
+pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
+    let Arguments {
         files,
-    };
+        capacity,
+        with,
+        ..
+    } = arguments;
+    let advice = look(files, *capacity, with, Audience::Person, &mut || true)?;
+    let advice = advice.expect("nobody asks to stop");
     if arguments.json {
         serde_json::to_writer(&mut *out, &advice).map_err(io::Error::from)?;
         writeln!(out)?;
@@ -187,9 +244,61 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
     )))
 }
 
+/// The advice; `None` if `go_on` said no.
+fn look(
+    files: &[PathBuf],
+    capacity: Option<u64>,
+    with: &[Settings],
+    audience: Audience,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Option<Advice>, Failure> {
+    let mut programs = Vec::new();
+    for file in files {
+        let read = program::programs(file, audience)
+            .with_context(|| format!("cannot read {}", program::name(file)))
+            .map_err(Failure::BadInput)?;
+        for program in &read {
+            let most = program.trace.peak_live_bytes();
+            if most > LARGEST_DEVICE {
+                return Err(Failure::BadInput(anyhow!(
+                    "{}: {} are in use at its peak, no device has more than {}",
+                    program.name,
+                    Bytes(most),
+                    Bytes(LARGEST_DEVICE),
+                )));
+            }
+        }
+        programs.extend(read);
+    }
+    let candidates = candidates(capacity, with, &programs);
+    let Some(all) = try_all(&programs, &candidates, capacity, audience, go_on)? else {
+        return Ok(None);
+    };
+    let mut all = all.into_iter();
+    let mut files = Vec::new();
+    for program in &programs {
+        let tried: Vec<Tried> = all.by_ref().take(candidates.len()).collect();
+        files.push(FileAdvice {
+            file: program.name.clone(),
+            operations: program.trace.operations().len(),
+            peak_live_bytes: program.trace.peak_live_bytes(),
+            streams: program.trace.streams().len(),
+            recorded_settings: program.settings().map(str::to_owned),
+            recommended: recommended(&[&tried]),
+            tried,
+            unknown: unknown(program),
+        });
+    }
+    let tried: Vec<&[Tried]> = files.iter().map(|file| &*file.tried).collect();
+    Ok(Some(Advice {
+        recommended: recommended(&tried),
+        files,
+    }))
+}
+
 /// The sweep, what the user asks for, and what the programs ran under.
-fn candidates(arguments: &Arguments, programs: &[Named]) -> Vec<Candidate> {
-    let device: &[&str] = match arguments.capacity {
+fn candidates(capacity: Option<u64>, with: &[Settings], programs: &[Named]) -> Vec<Candidate> {
+    let device: &[&str] = match capacity {
         Some(_) => &SWEEP_ON_A_DEVICE,
         None => &[],
     };
@@ -199,7 +308,7 @@ fn candidates(arguments: &Arguments, programs: &[Named]) -> Vec<Candidate> {
     let recorded = programs.iter().filter_map(Named::settings);
     // What another version of PyTorch read may be nothing that this one can.
     let recorded = recorded.filter_map(|text| text.parse().ok());
-    for more in arguments.with.iter().cloned().chain(recorded) {
+    for more in with.iter().cloned().chain(recorded) {
         if !settings.contains(&more) {
             settings.push(more);
         }
@@ -208,38 +317,60 @@ fn candidates(arguments: &Arguments, programs: &[Named]) -> Vec<Candidate> {
     pytorch.chain([Candidate::Lastref]).collect()
 }
 
-/// Every candidate on every program, on all processors. The order is that of the programs, and in each
-/// that of the candidates.
+/// Every candidate on every program, on all processors; `None` if `go_on` said no. The order is that of
+/// the programs, and in each that of the candidates.
 fn try_all(
     programs: &[Named],
     candidates: &[Candidate],
     capacity: Option<u64>,
-) -> Result<Vec<Tried>, Failure> {
+    audience: Audience,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Option<Vec<Tried>>, Failure> {
     let jobs: Vec<(&Named, &Candidate)> = programs
         .iter()
         .flat_map(|program| candidates.iter().map(move |candidate| (program, candidate)))
         .collect();
-    let mut bar = Progress::replays("trying settings", jobs.len() as u64);
+    let mut bar = Progress::replays("trying settings", jobs.len() as u64).shown_to(audience);
+    // Not the pool for all: its threads are gone after a fork, and Python programs fork.
+    let pool = ThreadPoolBuilder::new().build();
+    let pool = pool.map_err(|error| Failure::No(anyhow!(error).context("starting threads")))?;
     let (sender, receiver) = mpsc::channel();
     thread::scope(|scope| {
         let work = scope.spawn(|| {
-            jobs.into_par_iter()
+            let replays = jobs
+                .into_par_iter()
                 .map_with(sender, |sender, (program, candidate)| {
+                    // Whoever does not listen any more wants no more.
+                    if sender.send(0).is_err() {
+                        return Ok(None);
+                    }
                     let tried = try_one(&program.trace, candidate, capacity);
-                    // Nobody listens if the bar is gone, and nothing is lost.
-                    let _ = sender.send(());
-                    tried.map_err(|error| {
+                    // As above, and this one is done.
+                    let _ = sender.send(1);
+                    tried.map(Some).map_err(|error| {
                         Failure::No(anyhow!(error).context(format!("replaying {}", program.name)))
                     })
-                })
-                .collect()
+                });
+            pool.install(|| replays.collect::<Result<Option<Vec<Tried>>, Failure>>())
         });
-        for done in 1.. {
-            if receiver.recv().is_err() {
-                break;
+        let (mut done, mut asked) = (0, Instant::now());
+        loop {
+            match receiver.recv_timeout(PATIENCE) {
+                Ok(more) => {
+                    done += more;
+                    bar.set(done);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
             }
-            bar.set(done);
+            if asked.elapsed() >= PATIENCE {
+                asked = Instant::now();
+                if !go_on() {
+                    break;
+                }
+            }
         }
+        drop(receiver);
         work.join().expect("a replay does not panic")
     })
 }
@@ -382,7 +513,7 @@ fn write_advice(out: &mut impl Write, advice: &Advice, capacity: Option<u64>) ->
         writeln!(
             out,
             "{bold}{}{bold:#}  {} operations, {} stream{}, {} live at the peak{}",
-            file.file,
+            escaped(&file.file),
             grouped(file.operations as u64),
             file.streams,
             if file.streams == 1 { "" } else { "s" },
@@ -397,6 +528,7 @@ fn write_advice(out: &mut impl Write, advice: &Advice, capacity: Option<u64>) ->
             .as_ref()
             .filter(|text| !text.is_empty())
         {
+            let settings = escaped(settings);
             writeln!(out, "  {dim}recorded under {settings}{dim:#}")?;
         }
         let width = file.tried.iter().map(|tried| name(tried).len()).max();

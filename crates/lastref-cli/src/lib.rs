@@ -1,12 +1,13 @@
-//! The command `lastref`, as a library: [`run`] is the command without the process around it.
+//! The command `lastref`, as a library: [`run`] is the command without the process around it, and
+//! [`advise`] what one of its subcommands does, for a program.
 //!
 //! Standard output carries data and nothing else, as text for people or as JSON; progress, notes
-//! and errors go to standard error. Colour appears only on a terminal and obeys `NO_COLOR`.
+//! and errors go to standard error. Text from files is [escaped](escape) where people read it. Colour appears only on a terminal and obeys `NO_COLOR`.
 //!
 //! | exit status | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | the work was done and its answer is no: out of memory, or diverged |
+//! | 1 | the work was done and its answer is no: out of memory, or diverged; or some of a folder's files cannot be read |
 //! | 2 | bad usage or bad input; nothing was done |
 #![forbid(unsafe_code)]
 
@@ -16,6 +17,7 @@ mod demo;
 mod devices;
 #[cfg(target_os = "linux")]
 mod elf;
+mod escape;
 mod generate;
 mod numbers;
 mod policy;
@@ -32,6 +34,8 @@ use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style};
 use clap::{Parser, Subcommand};
+
+pub use advise::{AdviseError, AdviseOptions, advise};
 
 /// GPU memory that comes back when the last reference goes.
 #[derive(Parser, Debug)]
@@ -147,7 +151,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     let red = Style::new().fg_color(Some(AnsiColor::Red.into())).bold();
     // As above.
-    let _ = writeln!(anstream::stderr(), "{red}error{red:#}: {error:#}");
+    let error = format!("{error:#}");
+    let error = escape::escaped_lines(&error);
+    let _ = writeln!(anstream::stderr(), "{red}error{red:#}: {error}");
     status
 }
 

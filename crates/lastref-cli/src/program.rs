@@ -9,7 +9,7 @@ use lastref_snapshot::Dump;
 use lastref_snapshot::program::{Gaps, Program};
 use lastref_snapshot::trace::{Trace, TraceError};
 
-use crate::progress::Progress;
+use crate::progress::{Audience, Progress};
 
 /// A program's allocations, and where they are from.
 #[derive(Debug)]
@@ -55,14 +55,14 @@ pub(crate) fn name(path: &Path) -> String {
 }
 
 /// Reads a trace.
-fn trace(path: &Path) -> anyhow::Result<Trace> {
+fn trace(path: &Path, audience: Audience) -> anyhow::Result<Trace> {
     let (input, total): (Box<dyn Read>, _) = if is_standard_input(path) {
         (Box::new(io::stdin().lock()), None)
     } else {
         let (file, total) = open(path)?;
         (Box::new(file), total)
     };
-    let mut progress = Progress::bytes("reading", total);
+    let mut progress = Progress::bytes("reading", total).shown_to(audience);
     Ok(Trace::read_with_progress(input, |bytes| {
         progress.set(bytes);
     })?)
@@ -70,8 +70,8 @@ fn trace(path: &Path) -> anyhow::Result<Trace> {
 
 /// Reads a trace, or a snapshot that has a history: a program for each device. Standard input is read
 /// as a trace.
-pub(crate) fn programs(path: &Path) -> anyhow::Result<Vec<Named>> {
-    let not_a_trace = match trace(path) {
+pub(crate) fn programs(path: &Path, audience: Audience) -> anyhow::Result<Vec<Named>> {
+    let not_a_trace = match trace(path, audience) {
         Ok(trace) => {
             return Ok(vec![Named {
                 name: name(path),
@@ -87,7 +87,7 @@ pub(crate) fn programs(path: &Path) -> anyhow::Result<Vec<Named>> {
         return Err(not_a_trace);
     }
     let (file, total) = open(path)?;
-    let mut progress = Progress::bytes("reading", total);
+    let mut progress = Progress::bytes("reading", total).shown_to(audience);
     let dump = Dump::read_with_progress(file, |bytes| progress.set(bytes))
         .context("neither an allocation trace nor a memory snapshot")?;
     let programs = Program::of(&dump)?;
@@ -115,7 +115,7 @@ pub(crate) fn programs(path: &Path) -> anyhow::Result<Vec<Named>> {
 
 /// Reads the one program of a trace or a snapshot.
 pub(crate) fn one(path: &Path) -> anyhow::Result<Trace> {
-    let mut programs = programs(path)?;
+    let mut programs = programs(path, Audience::Person)?;
     anyhow::ensure!(
         programs.len() == 1,
         "{} devices have a history, and a replay has one; `lastref advise` tries each",

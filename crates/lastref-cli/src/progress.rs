@@ -12,11 +12,28 @@ const PATIENCE: Duration = Duration::from_millis(300);
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// When the work began; `None` once the bar is shown.
+    /// When the work began; `None` once it is decided whether the bar is shown.
     hidden_since: Option<Instant>,
 }
 
+/// Whom work is done for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Audience {
+    /// Who typed the command, and waits.
+    Person,
+    /// A program that calls the library: standard error is not ours.
+    Program,
+}
+
 impl Progress {
+    /// Never shows itself to a program.
+    pub(crate) fn shown_to(mut self, audience: Audience) -> Self {
+        if audience == Audience::Program {
+            self.hidden_since = None;
+        }
+        self
+    }
+
     /// A bar over `total` operations.
     pub(crate) fn operations(what: &'static str, total: u64) -> Self {
         let template = "{msg} {wide_bar} {human_pos}/{human_len} operations, {eta} left";
@@ -32,6 +49,12 @@ impl Progress {
     /// A bar over `total` replays.
     pub(crate) fn replays(what: &'static str, total: u64) -> Self {
         let template = "{msg} {wide_bar} {pos}/{len} replays, {eta} left";
+        Self::new(Some(total), template, what)
+    }
+
+    /// A bar over `total` files.
+    pub(crate) fn files(what: &'static str, total: u64) -> Self {
+        let template = "{msg} {wide_bar} {pos}/{len} files, {eta} left";
         Self::new(Some(total), template, what)
     }
 

@@ -20,6 +20,7 @@ use lastref_snapshot::trace::Trace;
 use serde::Serialize;
 
 use crate::Failure;
+use crate::escape::escaped;
 use crate::numbers::grouped;
 use crate::policy::{Policy, described};
 use crate::program;
@@ -219,7 +220,7 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
                 .map_or(capacity, |smallest| smallest.bytes),
         );
         let bold = Style::new().bold();
-        writeln!(out, "{bold}{name}{bold:#}")?;
+        writeln!(out, "{bold}{}{bold:#}", escaped(&name))?;
         write_line(out, "device", &capacity.to_string(), &memory)?;
         write_report(out, &report, smallest.as_ref(), arguments.verify)?;
     }

@@ -221,7 +221,7 @@ fn the_odd_rank_is_named() {
     let found = text(&["explain", path]);
     let first = found.lines().next().unwrap();
     assert!(
-        first.starts_with("1 of 12 ranks differ: rank10.pickle.gz (live 688.00 MiB"),
+        first.starts_with("1 of 12 ranks differs: rank 10 (cause fragmentation where most have memory limit; live 688.00 MiB"),
         "{found}"
     );
     assert!(first.contains("400.00 MiB at full (train.py:7)"), "{found}");
@@ -237,7 +237,7 @@ fn the_odd_rank_is_named() {
     let table = text(&["explain", "--csv", path]);
     assert_eq!(table.lines().count(), 13);
     assert!(
-        table.starts_with("file,device,moment,cause,requested_bytes,live_bytes"),
+        table.starts_with("file,kind,host,rank,device,moment,time,out_of_memory,verdict,cause,"),
         "{table}"
     );
 }

@@ -24,7 +24,7 @@ use crate::stats::active_change;
 /// How many frames of a stack say where it is.
 const PLACE_FRAMES: usize = 4;
 /// How many holders, pins and frames are listed.
-const LISTED: usize = 10;
+pub(crate) const LISTED: usize = 10;
 
 /// The answer for one device.
 #[derive(Clone, Debug, Serialize)]
@@ -155,8 +155,15 @@ pub struct Holder {
     pub bytes: u64,
     /// How many.
     pub blocks: u64,
-    /// The frames of the program, innermost first; none if no stack was recorded.
+    /// The frames of the program, innermost first; none if no stack was recorded. Of a
+    /// [report](crate::report), the way from a variable to the storages, in words.
     pub place: Vec<String>,
+    /// Of a report, the kind of the way: `variable`, `autograd` and so on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Of a report, what to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cure: Option<String>,
 }
 
 /// Live blocks of one kind.
@@ -316,7 +323,7 @@ fn memory(
 }
 
 /// What the allocator asks the device for, to serve a request.
-fn segment_bytes(request: u64, expandable: bool) -> u64 {
+pub(crate) fn segment_bytes(request: u64, expandable: bool) -> u64 {
     const MIB: u64 = 1 << 20;
     let unit = match request {
         0..=MIB => 2 * MIB,
@@ -459,6 +466,8 @@ fn holders(state: &State, places: &mut Places<'_>) -> Vec<Holder> {
         bytes,
         blocks,
         place: places.texts(place),
+        kind: None,
+        cure: None,
     });
     holders.collect()
 }

@@ -5,6 +5,7 @@
 //!   tools made for one read the other.
 //! * [`trace`]: the allocation traces of programs, that is what a program asked for and when it
 //!   let go, read from CSV and checked; [`program`] makes one from a snapshot's history.
+//! * [`report`]: what `lastref.torch` says of one process, read from its files.
 //! * [`generate`]: made-up traces of programs that are hard on allocators.
 //!
 //! This crate knows no device and no allocator, and does no input or output beyond
@@ -32,6 +33,7 @@ pub mod place;
 pub mod program;
 pub mod read;
 pub mod rebuild;
+pub mod report;
 mod snapshot;
 pub mod stats;
 pub mod timeline;

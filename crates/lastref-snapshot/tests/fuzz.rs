@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use lastref_snapshot::Dump;
 use lastref_snapshot::explain::explain;
+use lastref_snapshot::report::Report;
 use lastref_snapshot::stats::Stats;
 
 /// No input of these sizes may take longer.
@@ -47,6 +48,8 @@ fn seeds() -> Vec<Vec<u8>> {
         .map(|entry| entry.unwrap().path())
         .collect();
     paths.push(testdata().join("small-inference.pickle.gz"));
+    paths.push(testdata().join("reports/oom-node_b-2-23102.json"));
+    paths.push(testdata().join("reports/report-node_a-0-23063-1.json"));
     paths.sort();
     let mut seeds: Vec<_> = paths.iter().map(|path| load(path)).collect();
     seeds.push(
@@ -108,6 +111,10 @@ fn mutate(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
 
 /// Reads it, and does all that can be done with what was read.
 fn try_all(bytes: &[u8]) {
+    match Report::read(bytes) {
+        Err(error) => assert!(!error.to_string().is_empty()),
+        Ok(report) => assert!(serde_json::to_string(&report.explain()).is_ok()),
+    }
     match Dump::read(bytes) {
         Err(error) => assert!(!error.to_string().is_empty()),
         Ok(dump) => {

@@ -216,6 +216,36 @@ except torch.OutOfMemoryError:
     assert sum(device[part] or 0 for part in parts) == device["total"]
 
 
+def test_the_command_compares_ranks(tmp_path: pathlib.Path, run_torch: RunTorch) -> None:
+    """What is written is what `lastref explain FOLDER` reads."""
+    program = """
+import os, signal, sys, time, torch, lastref.torch
+lastref.torch.guard(signal=signal.SIGUSR2)
+kept = [torch.empty(400 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+if os.environ["RANK"] == "1":
+    cache = torch.empty(9000 << 20, dtype=torch.uint8, device="cuda")
+    torch.empty(2000 << 20, dtype=torch.uint8, device="cuda")
+os.kill(os.getpid(), signal.SIGUSR2)
+while not any(name.startswith("report") for name in os.listdir(os.environ["LASTREF_REPORT_DIR"])):
+    time.sleep(0.01)
+"""
+    for rank in (0, 1):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        variables = {"LASTREF_REPORT_DIR": str(folder), "RANK": str(rank)}
+        run_torch("-c", program, env=variables, status=rank)
+    for path in [*tmp_path.glob("*/*.json")]:
+        path.rename(tmp_path / path.name)
+    done = run_torch("-m", "lastref", "explain", "--json", str(tmp_path))
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert (first["rank"], first["out_of_memory"], first["odd"]) == (0, False, False)
+    assert (second["rank"], second["out_of_memory"], second["odd"]) == (1, True, True)
+    assert second["requested_bytes"] == 2000 << 20
+    assert "`cache`" in second["holder"] and second["holder_bytes"] == 9000 << 20
+    assert "`cache`" in second["why"]
+    assert first["holder_bytes"] == 1600 << 20
+
+
 # A signal
 
 START = """

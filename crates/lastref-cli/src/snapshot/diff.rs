@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::explain::place;
 use super::{read, write_json};
 use crate::Failure;
+use crate::escape::escaped;
 use crate::numbers::grouped;
 
 #[derive(Args, Debug)]
@@ -72,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
             "  {:>12}  {blocks:>+7} blocks  device {}  {}",
             signed(change.growth()),
             change.device,
-            place(&change.place)
+            escaped(&place(&change.place))
         )?;
     }
     if changes.len() > arguments.top {

@@ -1,10 +1,11 @@
-//! `lastref explain`: what holds the memory, and why an allocation failed; of one snapshot, or of one
-//! for each rank of a job.
+//! `lastref explain`: what holds the memory, and why an allocation failed; of one file, or of many
+//! ranks.
 
 use std::io::Write;
 use std::path::PathBuf;
 
 use anstyle::Style;
+use anyhow::Context;
 use clap::Args;
 use lastref::alloc::Bytes;
 use lastref_snapshot::explain::{Explanation, Failure as Failed, Moment, Verdict, explain};
@@ -12,11 +13,12 @@ use serde::Serialize;
 
 use super::{name_of, ranks, read, write_json};
 use crate::Failure;
+use crate::escape::escaped;
 use crate::numbers::grouped;
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// The snapshot or trace; or a folder of snapshots, one for each rank: it is said which is odd
+    /// The snapshot, trace or report of lastref.torch; or a folder of them, many ranks: it is said which is odd
     file: PathBuf,
 
     /// The size of the device, such as 80GiB: then it is said what others use
@@ -49,8 +51,13 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         };
         return ranks::run(&arguments.file, arguments.capacity, format, out);
     }
-    let dump = read(&arguments.file)?;
-    let devices = explain(&dump, arguments.capacity);
+    let report = ranks::report(&arguments.file, &ranks::name(&arguments.file))
+        .with_context(|| format!("cannot read {}", name_of(&arguments.file)))
+        .map_err(Failure::BadInput)?;
+    let devices = match report {
+        Some(report) => report.explain(),
+        None => explain(&read(&arguments.file)?, arguments.capacity),
+    };
     // A device with nothing on it has nothing to say, unless it is all there is.
     let has_something =
         |one: &&Explanation| one.memory.reserved_bytes > 0 || one.memory.live_bytes > 0;
@@ -111,10 +118,14 @@ fn summary_of_failure(explanation: &Explanation, failure: &Failed) -> [String; 3
     let requested = Bytes(failure.requested_bytes);
     let free = Bytes(failure.device_free_bytes);
     let memory = &explanation.memory;
+    // A report does not say where.
+    let at = match explanation.entry {
+        Some(_) => format!(" at {}", first(&failure.place)),
+        None => String::new(),
+    };
     let happened = format!(
-        "out of memory on device {}: {requested} asked for at {}, {free} free on the device",
-        explanation.device,
-        first(&failure.place)
+        "out of memory on device {}: {requested} asked for{at}, {free} free on the device",
+        explanation.device
     );
     let (cause, helps) = match &failure.verdict {
         Verdict::MemoryLimit => (
@@ -194,15 +205,18 @@ fn summary_of_failure(explanation: &Explanation, failure: &Failed) -> [String; 3
                     first(&holder.place)
                 )
             });
+            let cure = explanation.holders.first().and_then(|holder| holder.cure.clone());
             (
                 format!(
                     "the program's own live memory fills the device: {} live of {} reserved{most}",
                     Bytes(memory.live_bytes),
                     Bytes(memory.reserved_bytes)
                 ),
-                "hold less at once: a smaller batch, activation checkpointing, offloading; no setting of \
-                 the allocator does it"
-                    .to_owned(),
+                cure.unwrap_or_else(|| {
+                    "hold less at once: a smaller batch, activation checkpointing, offloading; no setting of \
+                     the allocator does it"
+                        .to_owned()
+                }),
             )
         }
     };
@@ -293,7 +307,8 @@ fn share(part: u64, whole: u64) -> String {
 
 fn write_text(out: &mut impl Write, explanation: &Explanation) -> Result<(), Failure> {
     let bold = Style::new().bold();
-    let [happened, cause, helps] = summary(explanation);
+    let summary = summary(explanation);
+    let [happened, cause, helps] = summary.each_ref().map(|line| escaped(line));
     writeln!(out, "{bold}{happened}{bold:#}\n{cause}\n{helps}")?;
     let memory = &explanation.memory;
     writeln!(out, "\nmemory at that moment")?;
@@ -353,9 +368,11 @@ fn write_text(out: &mut impl Write, explanation: &Explanation) -> Result<(), Fai
                 "  {:>10}  {:>14}  {}",
                 Bytes(holder.bytes).to_string(),
                 blocks(holder.blocks),
-                place(&holder.place)
+                escaped(&place(&holder.place))
             )?;
         }
+    }
+    if !explanation.categories.is_empty() {
         writeln!(out, "\nheld, by what the stacks suggest it is for")?;
         for category in &explanation.categories {
             writeln!(
@@ -363,7 +380,7 @@ fn write_text(out: &mut impl Write, explanation: &Explanation) -> Result<(), Fai
                 "  {:>10}  {:>14}  {}",
                 Bytes(category.bytes).to_string(),
                 blocks(category.blocks),
-                category.name
+                escaped(&category.name)
             )?;
         }
     }
@@ -377,7 +394,7 @@ fn write_text(out: &mut impl Write, explanation: &Explanation) -> Result<(), Fai
                 Bytes(pin.largest_hole_bytes),
                 Bytes(pin.used_bytes),
                 blocks(pin.blocks),
-                place(&pin.place)
+                escaped(&place(&pin.place))
             )?;
         }
     }

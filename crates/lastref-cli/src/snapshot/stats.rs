@@ -11,6 +11,7 @@ use lastref_snapshot::stats::{DeviceStats, HistoryStats, Stats};
 
 use super::{name_of, read, write_json, write_line};
 use crate::Failure;
+use crate::escape::escaped;
 use crate::numbers::grouped;
 
 #[derive(Args, Debug)]
@@ -31,7 +32,8 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         return write_json(out, &stats);
     }
     let bold = Style::new().bold();
-    writeln!(out, "{bold}{}{bold:#}", name_of(&arguments.file))?;
+    let name = name_of(&arguments.file);
+    writeln!(out, "{bold}{}{bold:#}", escaped(&name))?;
     for (device, figures) in &stats.devices {
         writeln!(out, "device {device}")?;
         write_device(out, figures)?;
@@ -55,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         writeln!(out, "streams     {}", streams.join(" "))?;
     }
     if let Some(conf) = stats.alloc_conf() {
-        writeln!(out, "settings    {conf}")?;
+        writeln!(out, "settings    {}", escaped(conf))?;
     } else if stats.settings.get("expandable_segments") == Some(&Setting::Bool(true)) {
         writeln!(out, "settings    expandable_segments:True")?;
     }

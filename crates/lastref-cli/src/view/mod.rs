@@ -18,6 +18,7 @@ use anyhow::Context;
 use clap::Args;
 use lastref_snapshot::timeline::Timeline;
 
+use crate::escape::escaped;
 use crate::progress::Progress;
 use crate::{Failure, snapshot};
 
@@ -52,7 +53,7 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
     for path in &arguments.files {
         let dump = snapshot::read(path)?;
         let mut progress = Progress::spinner("laying out");
-        progress.say(format!("laying out {}", snapshot::name_of(path)));
+        progress.say(format!("laying out {}", escaped(&snapshot::name_of(path))));
         let timelines = Timeline::all(&dump);
         let name = match path.file_name() {
             Some(name) if path != Path::new("-") => name.to_string_lossy().into_owned(),

@@ -12,6 +12,7 @@ use ratatui::widgets::{Axis, Chart, Dataset, GraphType, Widget};
 
 use super::answers::File;
 use crate::Failure;
+use crate::escape::escaped;
 use crate::numbers::grouped;
 
 /// The width where nothing says how wide the terminal is, as in a pipe.
@@ -32,7 +33,7 @@ pub(super) fn draw(files: &[File], out: &mut impl Write) -> Result<(), Failure> 
             writeln!(
                 out,
                 "{}, device {}: peak {} after {} of {} entries, {} reserved at most",
-                file.name,
+                escaped(&file.name),
                 timeline.device(),
                 Bytes(timeline.live_bytes(peak)),
                 grouped(u64::from(peak)),
@@ -48,7 +49,7 @@ pub(super) fn draw(files: &[File], out: &mut impl Write) -> Result<(), Failure> 
             }
             for mark in timeline.marks().iter().take(MOST_MARKS) {
                 let entry = grouped(u64::from(mark.entry));
-                writeln!(out, "  after {entry} entries: {}", mark.text)?;
+                writeln!(out, "  after {entry} entries: {}", escaped(&mark.text))?;
             }
             let more = timeline.marks().len().saturating_sub(MOST_MARKS);
             if more > 0 {
