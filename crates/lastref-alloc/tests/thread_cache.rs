@@ -329,6 +329,26 @@ fn a_retired_stream_has_nothing_cached() {
 }
 
 #[test]
+fn a_cache_that_was_closed_opens_again() {
+    for allocator in allocators() {
+        ask_twice(&allocator, 1000, S0);
+        let held = take(&allocator, 1000);
+        // Closes all caches, of all streams.
+        let stream = allocator.device().create_stream(0).unwrap();
+        allocator.retire_stream(stream).unwrap();
+        // Looks at the cache, so that nothing is due but what comes now.
+        drop(take(&allocator, MIB));
+        let before = hits(&allocator);
+        // Refused, and known again from here on.
+        drop(held);
+        ask_twice(&allocator, 1000, S0);
+        drop(take(&allocator, 1000));
+        assert!(hits(&allocator) > before);
+        assert_empty(&allocator);
+    }
+}
+
+#[test]
 fn a_thread_that_ends_leaves_its_blocks_to_others() {
     for allocator in allocators() {
         for _ in 0..20 {
