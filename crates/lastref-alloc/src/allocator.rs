@@ -504,7 +504,7 @@ impl<D: Device> Shared<D> {
     }
 
     /// Allocates from the heap; for a small request, visits this thread's cache if that is asked.
-    #[inline(never)]
+    #[inline]
     fn alloc(
         &self,
         pool: PoolId,
