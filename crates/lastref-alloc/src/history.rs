@@ -6,14 +6,16 @@
 //! two entries.
 //!
 //! Each thread's cache has a history of its own, and the heap has one. A record's *stamp* is greater
-//! than those of all that must come before it: the earlier ones of its history, and what happened to
-//! the same memory in another one, whose stamps a history [passes](History::pass) when memory comes
-//! from there (Lamport's clock). No counter is shared for that. Read together they are sorted by it.
+//! than those of all that must come before it: the earlier ones of its history, those that its thread
+//! has made in any other, and what happened to the same memory, whose stamps a history
+//! [passes](History::pass) when memory comes from there (Lamport's clock). No counter is shared between
+//! threads for that. Read together they are sorted by it.
 
 use lastref_snapshot::{TraceAction, TraceEntry};
 
 use crate::clock::StreamSlot;
 use crate::device::{DevicePtr, StreamId};
+use crate::sync::next_stamp;
 
 /// What [`TraceAction`] is without its numbers, so that a record is three words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -168,7 +170,7 @@ impl History {
 
     #[inline]
     fn push_record(&mut self, address: u64, bytes: u64, slot: StreamSlot, code: Code) {
-        self.clock += 1;
+        self.clock = next_stamp(self.clock);
         if self.next == self.records.len() {
             self.make_next();
         }

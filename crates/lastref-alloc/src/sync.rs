@@ -145,6 +145,19 @@ pub(crate) fn unique() -> u64 {
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
+/// A number greater than this one, and than those that the calling thread got here before.
+#[inline]
+pub(crate) fn next_stamp(after: u64) -> u64 {
+    thread_local_const! {
+        static LATEST: std::cell::Cell<u64> = std::cell::Cell::new(0);
+    }
+    LATEST.with(|latest| {
+        let next = after.max(latest.get()) + 1;
+        latest.set(next);
+        next
+    })
+}
+
 /// A number of the calling thread that no other has, and not 0.
 #[inline]
 pub(crate) fn thread_number() -> u64 {

@@ -450,6 +450,40 @@ fn a_history_of_many_threads_reads_back_exactly() {
 }
 
 #[test]
+fn the_history_of_one_thread_is_in_the_order_of_its_program() {
+    // Of sizes that the cache serves, and of those that it does not.
+    const SIZES: [u64; 6] = [512, 1000, 4096, 130_000, 200_000, MIB];
+    for allocator in allocators() {
+        let mut done = Vec::new();
+        let mut live = Vec::new();
+        let mut random = 7_u64;
+        for _ in 0..3000 {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let at = (random >> 33) as usize;
+            if live.len() > 20 || (at % 5 < 2 && !live.is_empty()) {
+                let block: Block<SimDevice> = live.swap_remove(at / 8 % live.len());
+                done.push((TraceAction::FreeCompleted, block.ptr().0));
+            } else {
+                let block = take(&allocator, SIZES[at / 8 % SIZES.len()]);
+                done.push((TraceAction::Alloc, block.ptr().0));
+                live.push(block);
+            }
+        }
+        assert!(hits(&allocator) > 100);
+        let history = allocator.snapshot().device_traces.remove(0);
+        let kinds = [TraceAction::Alloc, TraceAction::FreeCompleted];
+        let history = history.iter().filter(|entry| kinds.contains(&entry.action));
+        let history: Vec<_> = history.map(|entry| (entry.action, entry.address)).collect();
+        let wrong = (0..done.len()).find(|at| history.get(*at) != Some(&done[*at]));
+        assert_eq!(wrong, None, "the first entry out of order");
+        drop(live);
+        assert_empty(&allocator);
+    }
+}
+
+#[test]
 fn a_hit_makes_no_call_of_the_device() {
     for allocator in allocators() {
         ask_twice(&allocator, 1000, S0);
