@@ -812,6 +812,27 @@ impl Clocks {
 mod tests {
     use super::*;
 
+    #[test]
+    fn of_merged_frees_on_one_stream_the_later_one_stays() {
+        let (own, other) = (StreamSlot(1), StreamSlot(2));
+        let stamps = |others: &[(StreamSlot, u64)]| {
+            let mut stamps = Stamps::default();
+            (stamps.slot, stamps.tick) = (own, 5);
+            for stamp in others {
+                stamps.add(*stamp, &|_, _| false);
+            }
+            stamps
+        };
+        let merged = |mut first: Stamps, second: &Stamps| {
+            first.merge(second, &|_, _| false);
+            first.iter().collect::<Vec<_>>()
+        };
+        let (early, late) = (stamps(&[(other, 7)]), stamps(&[(other, 9)]));
+        let wanted = [(own, 5), (other, 9)];
+        assert_eq!(merged(early.clone(), &late), wanted);
+        assert_eq!(merged(late, &early), wanted);
+    }
+
     /// While the host waits for an event, others may record it again.
     #[test]
     fn an_event_that_was_recorded_again_says_nothing_of_what_it_stood_for() {
