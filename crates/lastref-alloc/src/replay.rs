@@ -45,7 +45,13 @@ pub struct ReplayOptions<'a> {
     pub scale: NonZeroU64,
     /// Called now and then with the number of operations done.
     pub progress: Option<&'a mut dyn FnMut(u64)>,
+    /// Called when the replay is over, or memory has run out, while what is live then still is. By
+    /// [`replay`] alone.
+    pub at_end: Option<&'a mut AtEnd<'a>>,
 }
+
+/// What is called with the allocator of a replay.
+pub type AtEnd<'a> = dyn FnMut(&CachingAllocator<SimDevice>) + 'a;
 
 impl Default for ReplayOptions<'_> {
     fn default() -> Self {
@@ -53,6 +59,7 @@ impl Default for ReplayOptions<'_> {
             verify: false,
             scale: NonZeroU64::MIN,
             progress: None,
+            at_end: None,
         }
     }
 }
@@ -63,6 +70,7 @@ impl fmt::Debug for ReplayOptions<'_> {
             verify,
             scale,
             progress: _,
+            at_end: _,
         } = self;
         f.debug_struct("ReplayOptions")
             .field("verify", verify)
@@ -305,6 +313,9 @@ pub fn replay(
     {
         verifier.finish(trace, &blocks)?;
     }
+    if let Some(at_end) = &mut options.at_end {
+        at_end(allocator);
+    }
     let counters = device.counters();
     let checks = verifier.map(|verifier| verifier.cost).unwrap_or_default();
     let device_time = Duration::from_nanos(counters.host_nanoseconds - checks.host_nanoseconds);
@@ -356,9 +367,8 @@ pub fn smallest(
     let scale = options.scale;
     let completes = |capacity| {
         let options = ReplayOptions {
-            verify: false,
             scale,
-            progress: None,
+            ..ReplayOptions::default()
         };
         let report = replay(&allocator(capacity)?, trace, options)?;
         Ok::<_, ReplayError>(report.out_of_memory.is_none())

@@ -50,7 +50,7 @@ enum Command {
     /// Show, step by step, when a variable's GPU memory is freed, cached and given back
     Demo(demo::Arguments),
     /// Run an allocation trace through the allocator on a simulated device
-    Replay(replay::Arguments),
+    Replay(Box<replay::Arguments>),
     /// Measure what an allocation costs on this host, beside mimalloc
     Bench(bench::Arguments),
     /// Print a made-up allocation trace, of a kind that is hard on allocators

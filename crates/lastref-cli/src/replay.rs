@@ -1,8 +1,9 @@
 //! `lastref replay`: an allocation trace through the allocator on a simulated device.
 
-use std::io::{self, Write};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anstyle::Style;
@@ -10,12 +11,13 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use lastref::alloc::pytorch;
 use lastref::alloc::replay::{
-    OutOfMemory, ReplayError, ReplayOptions, ReplayReport, Smallest, peak_live_bytes, replay,
-    smallest,
+    AtEnd, OutOfMemory, ReplayError, ReplayOptions, ReplayReport, Smallest, peak_live_bytes,
+    replay, smallest,
 };
 use lastref::alloc::sim::{Call, SimDevice, SimOptions};
 use lastref::alloc::{AllocatorOptions, Bytes, CONF_VARIABLE, CachingAllocator, DeviceError};
 use lastref::sim::Spec;
+use lastref_snapshot::Dump;
 use lastref_snapshot::trace::Trace;
 use serde::Serialize;
 
@@ -63,6 +65,11 @@ pub(crate) struct Arguments {
     /// The seed of the simulated device's scheduler
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+
+    /// Write what the allocator held at the end, or when memory ran out, and its history to FILE, as PyTorch's
+    /// `_dump_snapshot` does: for `lastref explain`, `lastref view` and PyTorch's own tools
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["policy", "smallest"])]
+    snapshot: Option<PathBuf>,
 
     /// Print one line of JSON
     #[arg(long)]
@@ -194,6 +201,7 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         report,
         smallest,
         allocator,
+        snapshot,
     } = outcome.map_err(|error| match error {
         // The one device call that input can make fail: a size beyond what a host can address.
         ReplayError::Device(error) => Failure::BadInput(
@@ -201,6 +209,11 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         ),
         error => Failure::No(anyhow!(error).context(format!("replaying {name}"))),
     })?;
+    if let (Some(path), Some(snapshot)) = (&arguments.snapshot, &snapshot) {
+        write_snapshot(snapshot, path)
+            .with_context(|| format!("cannot write the snapshot to {}", path.display()))
+            .map_err(Failure::BadInput)?;
+    }
     if arguments.json {
         serde_json::to_writer(
             &mut *out,
@@ -257,6 +270,27 @@ struct Outcome {
     report: ReplayReport,
     smallest: Option<Smallest>,
     allocator: Option<CachingAllocator<SimDevice>>,
+    /// If it was asked for.
+    snapshot: Option<Dump>,
+}
+
+/// The most entries of the history that a snapshot of a replay has: 2 million allocations and their frees.
+const HISTORY_ENTRIES: usize = 4_000_000;
+
+/// Writes a snapshot beside `path` and then in its place, so that a failure leaves what was there.
+fn write_snapshot(snapshot: &Dump, path: &Path) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    let beside = path.with_file_name(name);
+    let file = File::create(&beside)?;
+    let mut out = BufWriter::new(file);
+    let written = snapshot.write(&mut out).and_then(|()| out.flush());
+    let done = written.and_then(|()| fs::rename(&beside, path));
+    if done.is_err() {
+        // What is left of it is of no use to anybody.
+        let _ = fs::remove_file(&beside);
+    }
+    done
 }
 
 fn replay_pytorch(
@@ -281,6 +315,7 @@ fn replay_pytorch(
         report,
         smallest,
         allocator: None,
+        snapshot: None,
     }
 }
 
@@ -291,13 +326,26 @@ fn replay_once(
     capacity: u64,
 ) -> Result<Outcome, ReplayError> {
     let allocator = allocator(arguments, settings, capacity)?;
+    if arguments.snapshot.is_some() {
+        allocator.record_history(HISTORY_ENTRIES);
+    }
     let mut bar = Progress::operations("replaying", trace.operations().len() as u64);
+    let mut held = None;
+    let mut look = |allocator: &CachingAllocator<SimDevice>| held = Some(allocator.snapshot());
     let options = ReplayOptions {
         verify: arguments.verify,
         scale: arguments.scale,
         progress: Some(&mut |done| bar.set(done)),
+        at_end: arguments
+            .snapshot
+            .is_some()
+            .then_some(&mut look as &mut AtEnd<'_>),
     };
     let mut report = replay(&allocator, trace, options)?;
+    let snapshot = held.map(|held| {
+        let done = usize::try_from(report.operations).unwrap_or(usize::MAX);
+        Dump::of_replay(&held, trace, done)
+    });
     if !arguments.verify && report.out_of_memory.is_none() {
         report.host_time = usual_time(arguments, settings, trace, capacity, report.host_time)?;
     }
@@ -305,6 +353,7 @@ fn replay_once(
         report,
         smallest: None,
         allocator: Some(allocator),
+        snapshot,
     })
 }
 
@@ -345,7 +394,7 @@ fn find_smallest(
     let options = ReplayOptions {
         verify: arguments.verify,
         scale: arguments.scale,
-        progress: None,
+        ..ReplayOptions::default()
     };
     let found = smallest(trace, options, |capacity| {
         tries += 1;
@@ -358,6 +407,7 @@ fn find_smallest(
         report: found.report.clone(),
         smallest: Some(found),
         allocator: last,
+        snapshot: None,
     })
 }
 

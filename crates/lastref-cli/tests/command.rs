@@ -304,6 +304,61 @@ fn every_kind_of_bad_trace_is_refused_by_name() {
 }
 
 #[test]
+fn a_replay_leaves_a_snapshot_that_says_what_it_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("replay.pickle");
+    let file = file.to_str().unwrap();
+    let trace = testdata("resnet50_train.csv.gz");
+    let trace = trace.to_str().unwrap();
+    for backing in [&[][..], &["--segments"]] {
+        let arguments = [&["replay", trace, "--json", "--snapshot", file], backing].concat();
+        let replayed = run(&arguments).json();
+        let stats = run(&["stats", file, "--json"]).json();
+        assert_eq!(stats["problems"], Value::Array(Vec::new()));
+        let history = &stats["history"][0];
+        assert_eq!(history["peak_active_bytes"], replayed["peak_live_bytes"]);
+        assert_eq!(history["active_at_start_bytes"], 0);
+        assert_eq!(history["out_of_memory"], Value::Array(Vec::new()));
+        // It is a program like any other: the same one.
+        let again = run(&["replay", file, "--json"]).json();
+        for key in ["operations", "peak_live_bytes"] {
+            assert_eq!(again[key], replayed[key], "{key}");
+        }
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_snapshot_of_a_replay_that_ran_out_of_memory_explains_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("replay.pickle");
+    let file = file.to_str().unwrap();
+    let lines = "alloc,1,41943040,0,init,weights|Model\nalloc,2,20971520,0,fwd,conv|Model\n\
+                 alloc,3,20971520,0,fwd,batch|Loader\n";
+    let done = replay(lines, &["--capacity", "64MiB", "--snapshot", file]);
+    assert_eq!(done.status, 1, "{done:?}");
+    let stats = run(&["stats", file, "--json"]).json();
+    let failures = stats["history"][0]["out_of_memory"].as_array().unwrap();
+    assert_eq!(failures.len(), 1);
+    assert_eq!(failures[0]["requested_bytes"], 20 << 20);
+    assert_eq!(stats["history"][0]["active_at_end_bytes"], 60 << 20);
+    let explained = run(&["explain", file]);
+    assert_eq!(explained.status, 0, "{explained:?}");
+    let first = explained.out.lines().next().unwrap();
+    assert!(first.contains("20.00 MiB asked for at batch"), "{first}");
+    assert!(explained.out.contains("weights"), "{}", explained.out);
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_written_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("missing").join("replay.pickle");
+    let path = path.to_str().unwrap();
+    replay("alloc,1,8,0,p,l\n", &["--snapshot", path]).refused("cannot write the snapshot to");
+    replay("alloc,1,8,0,p,l\n", &["--snapshot", path, "--smallest"]).refused("cannot be used with");
+}
+
+#[test]
 fn a_trace_beyond_any_device_is_refused() {
     replay("alloc,1,9223372036854775807,0,p,l\n", &[])
         .refused("cannot simulate a device for 8.00 EiB");

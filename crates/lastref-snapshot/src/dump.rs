@@ -26,11 +26,11 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::ops::Range;
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use serde::Serialize;
 
 use crate::snapshot::{self, BlockState, SegmentKind, Snapshot, TraceAction};
-use crate::trace::{OperationKind, Trace};
+use crate::trace::{Operation, OperationKind, Trace};
 
 /// A text in a dump's tables; 0 is the empty text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
@@ -694,15 +694,72 @@ impl From<&snapshot::TraceEntry> for Entry {
     }
 }
 
+impl Tables {
+    /// What a trace knows of an operation beside numbers: its label is its stack, its phase is its
+    /// category.
+    fn of_operation(&mut self, trace: &Trace, operation: &Operation) -> (StackId, NotesId) {
+        const FULL: &str = "a trace has less than 2^32 of everything";
+        let mut frames = Vec::new();
+        let names = trace.label(operation).split('|');
+        for name in names.filter(|name| !name.is_empty()) {
+            let frame = Frame {
+                name: self.text(name).expect(FULL),
+                file: TextId(0),
+                line: 0,
+            };
+            frames.push(self.frame(frame).expect(FULL));
+        }
+        let notes = Notes {
+            category: self.text(trace.phase(operation)).expect(FULL),
+            ..Notes::default()
+        };
+        let stack = self.stack(&frames).expect(FULL);
+        (stack, self.notes(notes).expect(FULL))
+    }
+}
+
+impl Dump {
+    /// What an allocator held after the first `operations` of a trace were replayed on it, or when
+    /// the one after them failed. Blocks and entries have the labels of the trace as stacks, and its
+    /// phases as categories, as far as the history goes back: its allocations are the last ones of the
+    /// trace.
+    #[must_use]
+    pub fn of_replay(snapshot: &Snapshot, trace: &Trace, operations: usize) -> Self {
+        let mut dump = Self::from(snapshot);
+        let all = trace.operations();
+        let done = &all[..operations.min(all.len())];
+        // An allocation of no bytes is not in the history.
+        let is_alloc = |op: &&Operation| op.kind == OperationKind::Alloc && op.bytes > 0;
+        let mut allocs = done.iter().filter(is_alloc).rev();
+        let mut latest = HashMap::new();
+        for at in (0..dump.entries.len()).rev() {
+            let known = match dump.entries[at].action {
+                Action::Alloc => allocs.next(),
+                Action::Oom => all.get(operations),
+                _ => None,
+            };
+            let Some(operation) = known else { continue };
+            let (stack, notes) = dump.tables.of_operation(trace, operation);
+            let entry = &mut dump.entries[at];
+            (entry.stack, entry.notes) = (stack, notes);
+            if entry.action == Action::Alloc {
+                latest.entry(entry.address).or_insert(stack);
+            }
+        }
+        for block in dump.blocks.iter_mut().filter(|block| block.is_active()) {
+            block.stack = latest.get(&block.address).copied().unwrap_or_default();
+        }
+        dump
+    }
+}
+
 impl From<&Trace> for Dump {
     /// The history of a program without an allocator: no segments. Every allocation has an address of
     /// its own; its label is its stack, the phase it happened in is its category.
     fn from(trace: &Trace) -> Self {
-        const FULL: &str = "a trace has less than 2^32 of everything";
         let mut dump = Self::default();
         let mut next = 1u64 << 32;
         let mut addresses = vec![0; trace.peak_live_blocks()];
-        let mut frames = Vec::new();
         for operation in trace.operations() {
             let slot = operation.slot as usize;
             let action = match operation.kind {
@@ -715,33 +772,15 @@ impl From<&Trace> for Dump {
                 }
                 OperationKind::Free => Action::FreeCompleted,
             };
-            frames.clear();
-            for name in trace
-                .label(operation)
-                .split('|')
-                .filter(|name| !name.is_empty())
-            {
-                let name = dump.tables.text(name).expect(FULL);
-                let frame = Frame {
-                    name,
-                    file: TextId(0),
-                    line: 0,
-                };
-                frames.push(dump.tables.frame(frame).expect(FULL));
-            }
-            let category = dump.tables.text(trace.phase(operation)).expect(FULL);
-            let notes = Notes {
-                category,
-                ..Notes::default()
-            };
+            let (stack, notes) = dump.tables.of_operation(trace, operation);
             dump.entries.push(Entry {
                 address: addresses[slot],
                 bytes: operation.bytes,
                 time_us: 0,
                 stream: operation.stream,
-                stack: dump.tables.stack(&frames).expect(FULL),
+                stack,
                 pool: PoolId(0),
-                notes: dump.tables.notes(notes).expect(FULL),
+                notes,
                 action,
             });
         }
