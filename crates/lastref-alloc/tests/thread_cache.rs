@@ -450,6 +450,47 @@ fn a_history_of_many_threads_reads_back_exactly() {
 }
 
 #[test]
+fn what_another_thread_frees_was_allocated_before() {
+    for allocator in allocators() {
+        let (to_free, blocks) = std::sync::mpsc::channel();
+        let (told, is_ready) = std::sync::mpsc::channel();
+        let other = allocator.clone();
+        let thread = std::thread::spawn(move || {
+            ask_twice(&other, 1000, S0);
+            told.send(()).unwrap();
+            // Into this thread's cache, whose history is far behind.
+            drop(blocks.recv());
+        });
+        is_ready.recv().unwrap();
+        for _ in 0..1000 {
+            drop(take(&allocator, 1000));
+        }
+        to_free.send(take(&allocator, 1000)).unwrap();
+        thread.join().unwrap();
+        assert_eq!(assert_in_turn(&allocator), 2 + 1000 + 1);
+        assert_empty(&allocator);
+    }
+}
+
+#[test]
+fn what_the_heap_gives_out_comes_after_what_another_threads_cache_did() {
+    for allocator in allocators() {
+        let other = allocator.clone();
+        let thread = std::thread::spawn(move || {
+            for _ in 0..1000 {
+                drop(take(&other, 1000));
+            }
+        });
+        thread.join().unwrap();
+        // Empties its cache: the heap gives the same memory out again.
+        drop(allocator.snapshot());
+        drop(take(&allocator, 1000));
+        assert_eq!(assert_in_turn(&allocator), 1000 + 1);
+        assert_empty(&allocator);
+    }
+}
+
+#[test]
 fn the_history_of_one_thread_is_in_the_order_of_its_program() {
     // Of sizes that the cache serves, and of those that it does not.
     const SIZES: [u64; 6] = [512, 1000, 4096, 130_000, 200_000, MIB];
