@@ -328,6 +328,39 @@ fn a_replay_leaves_a_snapshot_that_says_what_it_did() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
+/// Of which a drawing is in the documentation: `LASTREF_RENEW=1` writes it anew.
+#[test]
+fn the_timeline_of_a_replay_is_drawn_by_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("replay.pickle");
+    let file = file.to_str().unwrap();
+    let trace = testdata("resnet50_train.csv.gz");
+    let trace = trace.to_str().unwrap();
+    assert_eq!(run(&["replay", trace, "--snapshot", file]).status, 0);
+    let drawn = run(&["export", file, "--format", "timeline"]);
+    assert_eq!(drawn.status, 0, "{drawn:?}");
+    // As many columns as fit, however many entries there are.
+    assert!(drawn.out.len() < 120_000, "{} bytes", drawn.out.len());
+    let shown = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/charts/timeline.svg");
+    if std::env::var_os("LASTREF_RENEW").is_some() {
+        fs::write(&shown, &drawn.out).unwrap();
+    }
+    // Outside the repository there is no documentation.
+    if let Ok(shown) = fs::read_to_string(shown) {
+        assert!(
+            shown == drawn.out,
+            "docs/charts/timeline.svg is not what is drawn now"
+        );
+    }
+}
+
+#[test]
+fn a_timeline_without_a_history_is_refused() {
+    let file = snapshot("attention.pickle.gz");
+    let file = file.to_str().unwrap();
+    run(&["export", file, "--format", "timeline"]).refused("has no history to draw");
+}
+
 #[test]
 fn a_snapshot_of_a_replay_that_ran_out_of_memory_explains_it() {
     let folder = tempfile::tempdir().unwrap();

@@ -285,6 +285,23 @@ fn export_writes_what_other_tools_read() {
     );
     assert!(!drawn.contains("<listcomp>"), "escaped");
 
+    let timeline = export("timeline");
+    assert!(timeline.starts_with("<svg ") && timeline.trim_end().ends_with("</svg>"));
+    assert!(
+        timeline.contains("device 0: 960.00 MiB in use at the peak"),
+        "{timeline}"
+    );
+    assert!(
+        timeline.contains("960.00 MiB reserved at most"),
+        "{timeline}"
+    );
+    assert!(
+        timeline.contains("class=\"failed\""),
+        "the failure is marked"
+    );
+    assert!(timeline.contains("warm_up (train.py:20)"), "{timeline}");
+    assert!(!timeline.contains("<listcomp>"), "escaped");
+
     let folder = tempfile::tempdir().unwrap();
     let again = folder.path().join("again.pickle");
     let again = again.to_str().unwrap();

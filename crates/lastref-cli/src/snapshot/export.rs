@@ -6,6 +6,7 @@
 //! | `csv` | DuckDB, pandas, spreadsheets: one line an entry of the history, with the levels after it |
 //! | `folded` | tools that draw flame graphs: one line a stack, with the bytes it holds |
 //! | `flamegraph` | a browser: the same drawn as SVG |
+//! | `timeline` | a browser: memory in use over the history, by place, drawn as SVG |
 //! | `pickle` | PyTorch's tools |
 //!
 //! Levels are as in `stats`: `active` is what was requested and not freed. Stacks are those of the
@@ -15,7 +16,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use lastref::alloc::Bytes;
 use lastref_snapshot::Dump;
@@ -24,7 +25,7 @@ use lastref_snapshot::explain::{place, state_at_moment};
 use lastref_snapshot::stats::{active_at_start, active_change};
 use serde_json::json;
 
-use super::{flame, not_csv, read};
+use super::{flame, not_csv, read, timeline};
 use crate::Failure;
 
 #[derive(Args, Debug)]
@@ -51,12 +52,20 @@ enum Format {
     Folded,
     /// A flame graph, as SVG
     Flamegraph,
+    /// Memory in use over the history, by place, as SVG
+    Timeline,
     /// PyTorch's own form
     Pickle,
 }
 
 pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let dump = read(&arguments.file)?;
+    if arguments.format == Format::Timeline && !timeline::has_history(&dump) {
+        return Err(Failure::BadInput(anyhow!(
+            "{} has no history to draw: torch.cuda.memory._record_memory_history() turns it on",
+            arguments.file.display()
+        )));
+    }
     let Some(path) = &arguments.output else {
         return Ok(write(&dump, arguments.format, out)?);
     };
@@ -81,6 +90,7 @@ fn write(dump: &Dump, format: Format, out: &mut impl Write) -> io::Result<()> {
             Ok(())
         }
         Format::Flamegraph => flame::draw(&folded(dump), out),
+        Format::Timeline => timeline::draw(dump, out),
         Format::Pickle => dump.write(out),
     }
 }

@@ -7,6 +7,8 @@ use std::io::{self, Write};
 
 use lastref::alloc::Bytes;
 
+use super::svg::escaped;
+
 const WIDTH: f64 = 1200.0;
 const ROW: usize = 18;
 /// How wide a letter is, about.
@@ -105,20 +107,4 @@ fn write_box(
 )]
 fn letters(width: f64) -> usize {
     ((width - 6.0) / LETTER).max(0.0) as usize
-}
-
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            // Not allowed in XML, not even escaped.
-            control if control.is_control() => escaped.push('\u{fffd}'),
-            other => escaped.push(other),
-        }
-    }
-    escaped
 }

@@ -6,6 +6,8 @@ pub(crate) mod export;
 mod flame;
 mod ranks;
 pub(crate) mod stats;
+mod svg;
+mod timeline;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
