@@ -550,7 +550,9 @@ impl Build {
             .map(|(from, id)| (*from, *id))
             .take_while(|(from, id)| from + self.segments[*id as usize].bytes > address)
             .collect();
-        let mut uncovered = vec![(address, end)];
+        // What none of them covers, from the highest down: they are in that order.
+        let mut uncovered = Vec::new();
+        let mut covered_from = end;
         for (from, id) in touched {
             let old = self.segments[id as usize];
             let old_end = from + old.bytes;
@@ -567,12 +569,11 @@ impl Build {
                     });
                 }
             }
-            uncovered = uncovered
-                .into_iter()
-                .flat_map(|(a, b)| [(a, b.min(from)), (a.max(old_end), b)])
-                .filter(|(a, b)| a < b)
-                .collect();
+            uncovered.push((old_end.max(address), covered_from));
+            covered_from = covered_from.min(from);
         }
+        uncovered.push((address, covered_from));
+        uncovered.retain(|(from, to)| from < to);
         for (from, to) in uncovered {
             self.reserved_before(from, to, range.stream, range.growable, at);
         }
