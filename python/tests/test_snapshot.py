@@ -157,23 +157,21 @@ def test_other_threads_run_while_advice_is_found():
 
 
 INTERRUPTED = """
-import os, signal, sys, threading, time, lastref
-one = time.monotonic()
-lastref.snapshot.advise(sys.argv[1])
-one = time.monotonic() - one
+import os, signal, sys, threading, lastref
+settings = [f"max_split_size_mb:{mib}" for mib in range(21, 50_000)]
 threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
-begin = time.monotonic()
 try:
-    lastref.snapshot.advise([sys.argv[1]] * 200)
+    lastref.snapshot.advise(sys.argv[1], settings=settings)
 except KeyboardInterrupt:
-    print(time.monotonic() - begin < 50 * one)
+    print("interrupted")
 """
 
 
 def test_advise_can_be_interrupted():
+    # It would take minutes to try all of them.
     command = [sys.executable, "-c", INTERRUPTED, str(TRACE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("True\n", "")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
 
 
 def test_advise_runs_in_a_forked_child():
