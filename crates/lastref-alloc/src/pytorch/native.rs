@@ -1,6 +1,6 @@
 //! The allocator itself: blocks, pools, and what is asked of the device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::settings::{MIN_LARGE, Settings, part};
 
@@ -160,6 +160,8 @@ pub struct NativeAllocator {
     /// Blocks that are no more, to be used again.
     spare: Vec<u32>,
     pools: Vec<Pool>,
+    /// By stream, and whether it is for small requests: the position of the pool.
+    pool_of: HashMap<(u64, bool), usize>,
     /// Searches of the small pools and of the large ones.
     searches: [u64; 2],
     pending: Vec<u32>,
@@ -181,6 +183,7 @@ impl NativeAllocator {
             blocks: Vec::new(),
             spare: Vec::new(),
             pools: Vec::new(),
+            pool_of: HashMap::new(),
             searches: [0; 2],
             pending: Vec::new(),
             segments: 0,
@@ -293,10 +296,15 @@ impl NativeAllocator {
     }
 
     fn pool(&mut self, stream: u64, small: bool) -> usize {
-        let wanted = |pool: &Pool| pool.stream == stream && pool.small == small;
-        if let Some(pool) = self.pools.iter().position(wanted) {
+        // Mostly the first two, of the only stream.
+        let is_it = |pool: &Pool| pool.stream == stream && pool.small == small;
+        if let Some(pool) = self.pools.iter().take(2).position(is_it) {
             return pool;
         }
+        if let Some(pool) = self.pool_of.get(&(stream, small)) {
+            return *pool;
+        }
+        self.pool_of.insert((stream, small), self.pools.len());
         self.pools.push(Pool {
             stream,
             small,
