@@ -209,11 +209,6 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
         ),
         error => Failure::No(anyhow!(error).context(format!("replaying {name}"))),
     })?;
-    if let (Some(path), Some(snapshot)) = (&arguments.snapshot, &snapshot) {
-        write_snapshot(snapshot, path)
-            .with_context(|| format!("cannot write the snapshot to {}", path.display()))
-            .map_err(Failure::BadInput)?;
-    }
     if arguments.json {
         serde_json::to_writer(
             &mut *out,
@@ -242,6 +237,11 @@ pub(crate) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
     {
         out.flush()?;
         write_details(&mut anstream::stderr(), &allocator)?;
+    }
+    if let (Some(path), Some(snapshot)) = (&arguments.snapshot, &snapshot) {
+        write_snapshot(snapshot, path)
+            .with_context(|| format!("cannot write the snapshot to {}", path.display()))
+            .map_err(Failure::BadInput)?;
     }
     match report.out_of_memory {
         None => Ok(()),
@@ -277,8 +277,15 @@ struct Outcome {
 /// The most entries of the history that a snapshot of a replay has: 2 million allocations and their frees.
 const HISTORY_ENTRIES: usize = 4_000_000;
 
-/// Writes a snapshot beside `path` and then in its place, so that a failure leaves what was there.
+/// Writes a snapshot beside `path` and then in its place, so that a failure leaves what was there. What
+/// is no file, such as a pipe, is written to.
 fn write_snapshot(snapshot: &Dump, path: &Path) -> io::Result<()> {
+    // Where a link leads.
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if path.exists() && !path.is_file() {
+        let mut out = BufWriter::new(File::options().write(true).open(path)?);
+        return snapshot.write(&mut out).and_then(|()| out.flush());
+    }
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}", std::process::id()));
     let beside = path.with_file_name(name);

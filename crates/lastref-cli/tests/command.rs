@@ -355,6 +355,24 @@ fn the_timeline_of_a_replay_is_drawn_by_place() {
 }
 
 #[test]
+fn a_timeline_of_more_bytes_than_there_are_is_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("huge.csv");
+    let mut lines = HEADER.to_owned();
+    for id in 0..4 {
+        // A trace promises that its sum can be counted; a snapshot does not.
+        writeln!(lines, "alloc,{id},{},0,p,l{id}", i64::MAX / 4).unwrap();
+    }
+    fs::write(&file, lines).unwrap();
+    let drawn = run(&["export", file.to_str().unwrap(), "--format", "timeline"]);
+    assert_eq!(drawn.status, 0, "{drawn:?}");
+    let huge = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/huge.pickle");
+    let drawn = run(&["export", huge.to_str().unwrap(), "--format", "timeline"]);
+    assert_eq!(drawn.status, 0, "{drawn:?}");
+    assert!(drawn.out.trim_end().ends_with("</svg>"));
+}
+
+#[test]
 fn a_timeline_without_a_history_is_refused() {
     let file = snapshot("attention.pickle.gz");
     let file = file.to_str().unwrap();
@@ -387,7 +405,18 @@ fn a_snapshot_that_cannot_be_written_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("missing").join("replay.pickle");
     let path = path.to_str().unwrap();
-    replay("alloc,1,8,0,p,l\n", &["--snapshot", path]).refused("cannot write the snapshot to");
+    let done = replay("alloc,1,8,0,p,l\n", &["--json", "--snapshot", path]);
+    assert_eq!(done.status, 2);
+    assert!(
+        done.err.contains("cannot write the snapshot to"),
+        "{done:?}"
+    );
+    // What was measured is not lost.
+    assert_eq!(done.json()["operations"], 1);
+    // What is no file is not replaced by one.
+    let done = replay("alloc,1,8,0,p,l\n", &["--json", "--snapshot", "/dev/null"]);
+    assert_eq!(done.status, 0, "{done:?}");
+    assert!(!Path::new("/dev/null").is_file());
     replay("alloc,1,8,0,p,l\n", &["--snapshot", path, "--smallest"]).refused("cannot be used with");
 }
 

@@ -732,6 +732,8 @@ impl Dump {
         let is_alloc = |op: &&Operation| op.kind == OperationKind::Alloc && op.bytes > 0;
         let mut allocs = done.iter().filter(is_alloc).rev();
         let mut latest = HashMap::new();
+        // The device's names of the trace's streams.
+        let mut streams = HashMap::new();
         for at in (0..dump.entries.len()).rev() {
             let known = match dump.entries[at].action {
                 Action::Alloc => allocs.next(),
@@ -744,7 +746,15 @@ impl Dump {
             (entry.stack, entry.notes) = (stack, notes);
             if entry.action == Action::Alloc {
                 latest.entry(entry.address).or_insert(stack);
+                streams.insert(entry.stream, operation.stream);
             }
+        }
+        let in_trace = |stream: &mut u64| *stream = streams.get(stream).copied().unwrap_or(*stream);
+        for entry in &mut dump.entries {
+            in_trace(&mut entry.stream);
+        }
+        for segment in &mut dump.segments {
+            in_trace(&mut segment.stream);
         }
         for block in dump.blocks.iter_mut().filter(|block| block.is_active()) {
             block.stack = latest.get(&block.address).copied().unwrap_or_default();

@@ -32,6 +32,8 @@ const COLUMNS: u32 = 600;
 const PLACES: usize = 8;
 /// Letters of a place in the legend.
 const LETTERS: usize = 150;
+/// Letters of a place or a mark at all.
+const MOST_LETTERS: usize = 2000;
 /// Marks of a device that are drawn; failures go first.
 const MARKS: usize = 200;
 
@@ -145,12 +147,12 @@ impl Figure {
             grouped(u64::from(timeline.entries())),
         )?;
         self.draw_axes(out)?;
-        let mut below = vec![0; self.moments.len()];
+        let mut below = vec![0u64; self.moments.len()];
         for (number, area) in self.areas.iter().enumerate() {
             let above: Vec<u64> = below
                 .iter()
                 .zip(&area.bytes)
-                .map(|(below, bytes)| below + bytes)
+                .map(|(below, bytes)| below.saturating_add(*bytes))
                 .collect();
             let fill = format!("fill=\"{}\"", COLOURS[number % PLACES]);
             self.draw_area(out, &fill, &area.name, &below, &above)?;
@@ -247,7 +249,7 @@ impl Figure {
                 "<line class=\"{class}\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{}\" \
                  stroke-width=\"1.5\"{dashes}><title>{}</title></line>",
                 TOP + HEIGHT,
-                escaped(&mark.text)
+                escaped(&mark.text.chars().take(MOST_LETTERS).collect::<String>())
             )?;
         }
         Ok(())
@@ -255,8 +257,10 @@ impl Figure {
 
     fn draw_legend(&self, out: &mut impl Write) -> io::Result<()> {
         let mut y = TOP + HEIGHT + BOTTOM + ROW;
-        let named: u64 = self.areas.iter().map(|area| area.at_peak).sum();
-        let rest = self.timeline.live_bytes(self.timeline.peak()) - named;
+        let at_peak = self.areas.iter().map(|area| area.at_peak);
+        let named = at_peak.fold(0, u64::saturating_add);
+        let rest = self.timeline.live_bytes(self.timeline.peak());
+        let rest = rest.saturating_sub(named);
         let areas = self.areas.iter().enumerate().map(|(number, area)| {
             let fill = format!("fill=\"{}\"", COLOURS[number % PLACES]);
             (fill, area.at_peak, area.name.as_str())
@@ -291,7 +295,8 @@ fn areas(dump: &Dump, timeline: &Timeline, moments: &[u32]) -> Vec<Area> {
     let mut at_peak: HashMap<String, u64> = HashMap::new();
     for (stack, bytes, _) in timeline.stacks_at(timeline.peak()) {
         let name = names.entry(stack).or_insert_with(|| name(dump, stack));
-        *at_peak.entry(name.clone()).or_default() += bytes;
+        let sum = at_peak.entry(name.clone()).or_default();
+        *sum = sum.saturating_add(bytes);
     }
     let mut heaviest: Vec<_> = at_peak
         .into_iter()
@@ -343,5 +348,6 @@ fn name(dump: &Dump, stack: StackId) -> String {
     if frames.is_empty() {
         return "no stack recorded".to_owned();
     }
-    frames.join(" ← ")
+    // What is hovered over is longer than what is written beside a colour, but bounded too.
+    frames.join(" ← ").chars().take(MOST_LETTERS).collect()
 }
