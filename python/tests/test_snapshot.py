@@ -159,6 +159,8 @@ def test_other_threads_run_while_advice_is_found():
 INTERRUPTED = """
 import os, signal, sys, threading, lastref
 settings = [f"max_split_size_mb:{mib}" for mib in range(21, 50_000)]
+# Who starts a program in the background may have it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     lastref.snapshot.advise(sys.argv[1], settings=settings)
