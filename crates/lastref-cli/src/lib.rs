@@ -2,7 +2,7 @@
 //! [`advise`] what one of its subcommands does, for a program.
 //!
 //! Standard output carries data and nothing else, as text for people or as JSON; progress, notes
-//! and errors go to standard error. Text from files is [escaped](escape) where people read it. Colour appears only on a terminal and obeys `NO_COLOR`.
+//! and errors go to standard error. Text from files is escaped (`escape.rs`) where people read it. Colour appears only on a terminal and obeys `NO_COLOR`.
 //!
 //! | exit status | meaning |
 //! |---|---|
