@@ -5,7 +5,7 @@
 //! same words:
 //!
 //! 1. A report is read whole into memory, [`MOST_BYTES`] at most, and what is kept of it is less than
-//!    three times that; what it [says](Report::explain) of holders is [`LISTED`] of them.
+//!    three times that; what it [says](Report::explain) of holders is the ten heaviest.
 //! 2. Text in it need not be Unicode (a program's arguments, file names): what is not is replaced.
 //! 3. Keys that are not known are passed over, however deep.
 
